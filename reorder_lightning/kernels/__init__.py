@@ -1,0 +1,1 @@
+"""Sequence operations of the models, each with a portable path."""
