@@ -158,8 +158,7 @@ class PlackettLuce(Distribution):
 
     def _in_order(self, value: Tensor) -> Tensor:
         """Logits in the places that ``value`` gives them."""
-        value, logits = torch.broadcast_tensors(value, self.logits)
-        return logits.gather(-1, value)
+        return self.logits.take_along_dim(value, dim=-1)
 
 
 def _gumbel(uniform: Tensor) -> Tensor:
