@@ -154,11 +154,12 @@ class PlackettLuce(Distribution):
         chosen = self._in_order(value)
         # Each summand is at most 1, so the sum is taken of logarithms and nothing can overflow.
         expected = (chosen + (-_log_remaining(chosen)).logcumsumexp(dim=-1)).exp()
-        return torch.empty_like(chosen).scatter_(-1, value.expand(chosen.shape), 1 - expected)
+        return torch.empty_like(chosen).scatter_(-1, value.expand_as(chosen), 1 - expected)
 
     def _in_order(self, value: Tensor) -> Tensor:
         """Logits in the places that ``value`` gives them."""
-        return self.logits.take_along_dim(value, dim=-1)
+        extra = (1,) * (value.dim() - self.logits.dim())
+        return self.logits.reshape(extra + self.logits.shape).take_along_dim(value, dim=-1)
 
 
 def _gumbel(uniform: Tensor) -> Tensor:
