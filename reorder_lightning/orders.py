@@ -39,6 +39,7 @@ __all__ = [
     "diagonal",
     "get_order",
     "hilbert",
+    "kendall_tau",
     "load_checkpoint_order",
     "load_order",
     "morton",
@@ -274,6 +275,27 @@ def resize_order(order: Tensor, from_grid: Grid, to_grid: Grid) -> Tensor:
     rank = order.argsort().double().view(1, 1, *from_grid)
     inside = F.interpolate(rank, size=to_grid, mode="bilinear", align_corners=True)
     return _by(F.interpolate(rank, size=to_grid, mode="nearest-exact").flatten(), inside.flatten())
+
+
+def kendall_tau(order: Tensor, other: Tensor) -> float:
+    """Kendall's rank correlation of two orders of the same patches.
+
+    The share of pairs of patches that both read in the same direction, minus the share of those
+    that they don't: 1 for the same order, -1 for the reverse, about 0 for unrelated ones.
+
+    Args:
+        order: int64 ``(N,)``.
+        other: int64 ``(N,)``.
+
+    Example:
+        >>> kendall_tau(torch.tensor([0, 1, 2]), torch.tensor([0, 2, 1]))
+        0.33333333333333337
+    """
+    # The positions in `other` of the patches in the sequence of `order`: count the rising pairs.
+    rank = other.argsort()[order]
+    pairs = len(rank) * (len(rank) - 1) / 2
+    falling = (rank[:, None] > rank[None, :]).triu(1).sum().item()
+    return 1.0 - 2.0 * falling / max(pairs, 1.0)
 
 
 # --------------------------------------------------------------------------- helpers

@@ -1,1 +1,6 @@
 """Lightning callbacks."""
+
+from reorder_lightning.callbacks.order_monitor import OrderMonitor
+from reorder_lightning.callbacks.reorder import REOrder
+
+__all__ = ["OrderMonitor", "REOrder"]

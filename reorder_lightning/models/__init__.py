@@ -1,1 +1,7 @@
 """Model families, each a LightningModule."""
+
+from reorder_lightning.models.base import ImageClassifier
+from reorder_lightning.models.mamba import Mamba
+from reorder_lightning.models.vit import ViT
+
+__all__ = ["ImageClassifier", "Mamba", "ViT"]
