@@ -136,14 +136,15 @@ class MambaMixer(nn.Module):
         projected = grouped @ self.x_proj
         dt, B, C = projected.split([self.dt_rank, state, state], dim=-1)
         delta = (dt @ self.dt_proj).transpose(0, 1).reshape(batch, length, -1).transpose(1, 2)
+        wide = torch.promote_types(self.A_log.dtype, torch.float32)  # bf16 is too coarse for rates
         y = selective_scan(
             x,
             delta,
-            -self.A_log.float().exp(),
+            -self.A_log.to(wide).exp(),
             B.unflatten(1, (batch, length)).permute(1, 0, 3, 2),
             C.unflatten(1, (batch, length)).permute(1, 0, 3, 2),
-            D=self.D.float(),
-            delta_bias=self.dt_bias.float(),
+            D=self.D,
+            delta_bias=self.dt_bias,
             delta_softplus=True,
         )
         assert isinstance(y, Tensor)
