@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reorder_lightning.orders import OrderLike, get_order
+from reorder_lightning.orders import OrderLike, check_order, get_order
 
 
 class _Permute(torch.autograd.Function):
@@ -137,6 +137,19 @@ class PatchOrder(nn.Module):
         """Whether the last loaded ``state_dict`` held an order; None before any was loaded."""
         return self._state.loaded
 
+    @property
+    def used(self) -> bool:
+        """Whether `forward` ran in training since this was last set to False."""
+        return self._state.used
+
+    @used.setter
+    def used(self, used: bool) -> None:
+        self._state.used = used
+
+    def share(self, other: PatchOrder) -> None:
+        """Hold the same order and draw as ``other`` from now on, as deep copies of it do."""
+        self._state = other._state
+
     def current(self) -> Tensor:
         """The orders that `forward` applies now, int64 ``(K, N)``: the draw, or the order."""
         draw = self._state.draw
@@ -179,7 +192,8 @@ class PatchOrder(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take the order of a checkpoint; it must be one of this layer's grid."""
-        self.order = state
+        order = check_order(state, len(self._state.order), "The patch order to load")
+        self._state.order = order.to(self._state.order.device)
         self._state.loaded = True
 
     def _load_from_state_dict(

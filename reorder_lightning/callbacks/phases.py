@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from lightning import Trainer
+
 Phase = Literal["warmup", "policy", "frozen"]
 
 
@@ -31,40 +33,65 @@ def plan_phases(
     Args:
         warmup: length of the warm-up: an int is epochs, a float a share of the training in [0, 1].
         policy: length of the policy phase, likewise.
-        total_steps: optimiser steps of the whole training; may be infinite if both are ints.
-        steps_per_epoch: optimiser steps of one epoch.
+        total_steps: optimiser steps of the whole training, or infinity.
+        steps_per_epoch: optimiser steps of one epoch, or infinity.
 
     Raises:
         ValueError: if a length is negative or a share above 1, if both together are longer than
-            the training, or if a share is asked for of a training without an end.
+            the training, or if one is a share of a training without an end, or counts epochs of
+            unknown length.
 
     Example:
         >>> plan_phases(2, 0.5, total_steps=100, steps_per_epoch=10)
         Phases(warmup=20, policy=50)
     """
-    steps = []
-    for name, length in (("warmup", warmup), ("policy", policy)):
-        if isinstance(length, float):
-            if not 0.0 <= length <= 1.0:
-                raise ValueError(
-                    f"Expected `{name}` to be a share of the training in [0, 1] or a whole number "
-                    f"of epochs, but got {length}."
-                )
-            if length and math.isinf(total_steps):
-                raise ValueError(
-                    f"`{name}={length}` is a share of the training, which has no end here. Set the "
-                    f"Trainer's max_epochs or max_steps, or give `{name}` as whole epochs."
-                )
-            steps.append(round(length * total_steps) if length else 0)
-        else:
-            if length < 0:
-                raise ValueError(f"Expected `{name}` to be 0 or more epochs, but got {length}.")
-            steps.append(round(length * steps_per_epoch))
-    if sum(steps) > total_steps:
+    first = _steps("warmup", warmup, total_steps, steps_per_epoch)
+    last = first + _steps("policy", policy, total_steps, steps_per_epoch)
+    # Ends are rounded, not lengths: two shares of 0.5 must not add up to more than the training.
+    if round(last) > total_steps:
         epochs = total_steps / steps_per_epoch
         raise ValueError(
-            f"`warmup={warmup}` and `policy={policy}` take {sum(steps)} optimiser steps, but the "
+            f"`warmup={warmup}` and `policy={policy}` take {round(last)} optimiser steps, but the "
             f"training has {total_steps} ({epochs:g} epochs). Shorten them, train longer, or give "
             f"them as shares, e.g. warmup=0.15, policy=0.3."
         )
-    return Phases(*steps)
+    return Phases(round(first), round(last) - round(first))
+
+
+def _steps(name: str, length: int | float, total_steps: float, steps_per_epoch: float) -> float:
+    """A length in optimiser steps, not rounded."""
+    if isinstance(length, float):
+        if not 0.0 <= length <= 1.0:
+            raise ValueError(
+                f"Expected `{name}` to be a share of the training in [0, 1] or a whole number "
+                f"of epochs, but got {length}."
+            )
+        steps = total_steps
+    else:
+        if length < 0:
+            raise ValueError(f"Expected `{name}` to be 0 or more epochs, but got {length}.")
+        steps = steps_per_epoch
+    if length and math.isinf(steps):
+        raise ValueError(
+            f"`{name}={length}` cannot be turned into optimiser steps, because this training has "
+            "no end, or its epochs no known length. Set the Trainer's max_epochs or max_steps and "
+            f"give `{name}` as a share, or as whole epochs of a loader with a length."
+        )
+    return length * steps if length else 0.0
+
+
+def training_length(trainer: Trainer) -> tuple[float, float]:
+    """Updates of the whole training and of one epoch; infinite if unknown.
+
+    An update is an optimiser step, or a batch with manual optimisation: there ``global_step``
+    counts the steps of all optimisers, and when they step is the user's business.
+    """
+    batches = trainer.num_training_batches
+    if trainer.lightning_module.automatic_optimization:
+        per_epoch = (
+            math.ceil(batches / trainer.accumulate_grad_batches) if batches < math.inf else batches
+        )
+        total = trainer.estimated_stepping_batches
+        return (total if total >= 0 else math.inf), max(1, per_epoch)
+    epochs = trainer.max_epochs
+    return (batches * epochs if epochs is not None and epochs >= 0 else math.inf), batches

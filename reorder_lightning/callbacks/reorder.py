@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
-from reorder_lightning.callbacks.phases import Phase, Phases, plan_phases
-from reorder_lightning.callbacks.rewards import RewardFn, batch_rewards
+from reorder_lightning.attach import describe
+from reorder_lightning.callbacks.attaching import Pending, refuse_lost_order, share_with_copies
+from reorder_lightning.callbacks.phases import Phase, Phases, plan_phases, training_length
+from reorder_lightning.callbacks.rewards import (
+    LogitCapture,
+    RewardFn,
+    batch_rewards,
+    capture_logits,
+)
 from reorder_lightning.order_policy import OrderPolicy
 from reorder_lightning.orders import get_order, kendall_tau
 from reorder_lightning.patch_order import PatchOrder
@@ -26,10 +32,14 @@ class REOrder(Callback):
     (Kutscher et al., "REOrdering Patches Improves Vision Models", NeurIPS 2025,
     arXiv 2505.23751, section 4); after it, the model trains on with the order frozen.
 
-    The model must contain a `PatchOrder`, as all models of this package do. The policy has its own
-    Adam in float32 and its own random numbers: the user's optimiser, gradients and global random
-    state are never touched. The learned order is saved in the model's ``state_dict``, the policy in
-    this callback's state, and a resumed training continues exactly.
+    The model needs no change: the order is put in front of the first block of a timm
+    VisionTransformer or of what ``target`` names, or into the model's own `PatchOrder`. The policy
+    has its own Adam in float32 and its own random numbers: the user's optimiser, gradients and
+    global random state are never touched. The learned order is saved in the model's ``state_dict``,
+    the policy in this callback's state, and a resumed training continues exactly. Load such a
+    checkpoint without a Trainer by `reorder_lightning.load_from_checkpoint`.
+
+    The policy moves at every optimiser step; with manual optimisation, at every batch.
 
     Logged at every policy update: ``reorder/phase`` (0 warm-up, 1 policy, 2 frozen),
     ``reorder/temperature``, ``reorder/reward``, ``reorder/baseline``, ``reorder/advantage_std``,
@@ -50,7 +60,13 @@ class REOrder(Callback):
         baseline: what a reward is compared with, see `OrderPolicy`.
         warmup_order: ``"start"``, or ``"row"`` as in the paper's text.
         reward_fn: ``(outputs of training_step, batch) -> rewards (B,)``, larger is better. None:
-            ``pl_module.reorder_reward(outputs, batch)`` or ``outputs["reorder_reward"]``.
+            ``pl_module.reorder_reward(outputs, batch)``, ``outputs["reorder_reward"]``, or minus
+            the cross-entropy of the model's logits with the targets of the batch. A training step
+            that mixes images (MixUp) must give one of the others.
+        target: where the tokens are, see `reorder_lightning.attach`.
+        grid_size: rows and columns of patches, likewise.
+        num_prefix_tokens: tokens in front of the patches, likewise.
+        restore: put the tokens back into raster order after the last block, likewise.
         seed: of the draws.
         name: tells several callbacks in one Trainer apart.
 
@@ -74,6 +90,10 @@ class REOrder(Callback):
         baseline: str = "leave-one-out",
         warmup_order: Literal["start", "row"] = "start",
         reward_fn: RewardFn | None = None,
+        target: str | None = None,
+        grid_size: tuple[int, int] | None = None,
+        num_prefix_tokens: int | None = None,
+        restore: bool = False,
         seed: int = 0,
         name: str | None = None,
     ) -> None:
@@ -85,6 +105,15 @@ class REOrder(Callback):
             raise ValueError(
                 f"Expected `draws_per_batch` to be 1 or more, or 'image', but got "
                 f"{draws_per_batch!r}."
+            )
+        if draws_per_batch == 1 and baseline == "leave-one-out":
+            raise ValueError(
+                'With `draws_per_batch=1` and `baseline="leave-one-out"` the advantage is exactly '
+                'zero: there is nothing to leave out. Take 2 or more draws, or `baseline="ema"`.'
+            )
+        if isinstance(start, str) and start == "auto":
+            raise ValueError(
+                '`start="auto"` is not available yet: name an order, e.g. `start="hilbert"`.'
             )
         self.start = start
         self.warmup_span = warmup
@@ -100,14 +129,25 @@ class REOrder(Callback):
         }
         self.warmup_order = warmup_order
         self.reward_fn = reward_fn
+        self.where: dict[str, Any] = {
+            "target": target,
+            "grid_size": grid_size,
+            "num_prefix_tokens": num_prefix_tokens,
+            "restore": restore,
+        }
         self.name = name
 
         self.policy: OrderPolicy | None = None  # from the start of the training on
         self.phases: Phases | None = None
-        self._layer: PatchOrder | None = None
+        self._pending: Pending | None = (
+            None  # holds the layer, from `setup` or `configure_model` on
+        )
+        self._site: dict[str, Any] | None = None  # where the layer is attached
+        self._capture: LogitCapture | None = None
         self._start_order: Tensor | None = None
         self._draw: Tensor | None = None  # of the current batch, in the policy phase only
-        self._step = 0  # optimiser steps that the policy knows of
+        self._step = 0  # optimiser steps (batches with manual optimisation) until now
+        self._used = False  # whether the layer ran in this training
         self._loaded: dict[str, Any] | None = None  # state of a checkpoint, until the policy exists
 
     # ------------------------------------------------------------------ what users ask for
@@ -120,9 +160,13 @@ class REOrder(Callback):
     @property
     def layer(self) -> PatchOrder:
         """The `PatchOrder` whose order is learned."""
-        if self._layer is None:
-            raise RuntimeError("REOrder knows no model yet: it meets it when the Trainer starts.")
-        return self._layer
+        if self._pending is None or self._pending.layer is None:
+            raise RuntimeError(
+                "REOrder knows no model yet: it meets it when the Trainer starts. After a training "
+                "in spawned processes, ask the model for its order, e.g. by "
+                "reorder_lightning.export_order."
+            )
+        return self._pending.layer
 
     @property
     def order(self) -> Tensor:
@@ -153,42 +197,47 @@ class REOrder(Callback):
     # ------------------------------------------------------------------ Trainer hooks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the model's `PatchOrder` and set the start order."""
-        self._layer = _find_layer(pl_module)
-        if stage != "fit":
+        """Attach to the model, or find its own `PatchOrder`, and set the start order."""
+        refuse_lost_order(trainer, pl_module, self.where["target"])
+        known = self._pending.layer if self._pending else None
+        if known is not None and any(m is known for m in pl_module.modules()):
+            # Not the first time: the order may have been learned since.
+            if stage == "fit":
+                self._loaded = self.state_dict() if self.policy and trainer.global_step else None
             return
-        if self.start is not None:
-            start = get_order(self.start, *self.layer.grid_size)
-            if self.layer.given and not torch.equal(start, self.layer.order.cpu()):
-                raise ValueError(
-                    f"REOrder(start={self.start!r}) and the model's own order differ. Give one of "
-                    "them: leave out `start`, or build the model without an order."
-                )
-            self.layer.order = start
+        self._loaded = None
+        self._pending = Pending(self.start, **self.where)
+        self._pending.attach_to(pl_module)
+        layer = self._pending.layer
+        if layer is not None:
+            share_with_copies(trainer, pl_module, layer, self.where)
+        others = [c for c in trainer.callbacks if isinstance(c, REOrder) and c is not self]  # type: ignore[attr-defined]
+        if layer is not None and any(c._pending and c._pending.layer is layer for c in others):
+            raise ValueError(
+                "Two REOrder callbacks have the same PatchOrder. Give each its own part of the "
+                "model as `target`, and a `name`."
+            )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Watch the classifier, unless the reward comes from elsewhere."""
         self._start_order = self.layer.order.cpu().clone()
+        self._site = describe(pl_module, self.layer)
+        if self.reward_fn is None and not hasattr(pl_module, "reorder_reward"):
+            self._capture = capture_logits(pl_module, self.layer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Plan the phases and build the policy; take over a checkpoint's state."""
-        total, per_epoch = _training_length(trainer)
         warmup, policy = self.warmup_span, self.policy_span
         if trainer.fast_dev_run and policy:  # type: ignore[attr-defined]
             warmup, policy = 0.0, 1.0  # one batch, and it should try the policy
-        self.phases = plan_phases(warmup, policy, total, per_epoch)
-        self._step = trainer.global_step
+        self.phases = plan_phases(warmup, policy, *training_length(trainer))
+        self._step = _step(trainer)
+        self._used = False
         state, self._loaded = self._loaded, None
         if state is not None:
             self._start_order = state["start"]
-        elif trainer.ckpt_path is not None:
-            self._start_order = self.layer.order.cpu().clone()
-            rank_zero_warn(
-                "REOrder: the checkpoint holds no state of this callback; the policy starts anew "
-                "from the model's order."
-            )
-        if trainer.ckpt_path is not None and self.layer.loaded is False:
-            rank_zero_warn(
-                "REOrder: the checkpoint holds no patch order; the model keeps the one that it was "
-                "built with."
-            )
+        if trainer.ckpt_path is not None:
+            _warn_of_missing(no_policy=state is None, no_order=self.layer.loaded is False)
         self.policy = None
         if self.phases.policy:
             self.policy = OrderPolicy(
@@ -204,11 +253,16 @@ class REOrder(Callback):
 
         The draw has the same shape in all phases, so that a compiled model is compiled once.
         """
+        self.layer.used = False
+        if self._capture is not None:
+            self._capture.start(batch)
+        if self.policy is None and self.warmup_order == "start":
+            return  # one order for the whole training
         count = self.draws_per_batch
         k = extract_batch_size(batch) if count == "image" else count
         if self.phase == "policy":
             assert self.policy is not None
-            draw = self._draw = self.policy.draw(k, rank=trainer.global_rank)
+            draw = self._draw = self.policy.draw(k, rank=_data_rank(trainer))
         else:
             row_warmup = self.phase == "warmup" and self.warmup_order == "row"
             order = get_order("row", *self.grid_size) if row_warmup else self.layer.order
@@ -224,18 +278,28 @@ class REOrder(Callback):
         batch_idx: int,
     ) -> None:
         """Learn from the rewards of this batch; move the policy after every optimiser step."""
-        self.layer.draw = None
-        if self._draw is not None:
-            assert self.policy is not None
-            rewards = batch_rewards(outputs, batch, pl_module, self.reward_fn)
-            self.policy.observe(self._draw, rewards)
-            self._draw = None
-        if trainer.global_step != self._step:
+        self.layer.draw, draw, self._draw = None, self._draw, None
+        first = not self._used and self.layer.used
+        self._used |= self.layer.used
+        ran = outputs or not pl_module.automatic_optimization  # not skipped by returning None
+        if ran and not self._used:
+            raise RuntimeError(_NEVER_RAN.format(type(pl_module).__name__))
+        # The first batch only shows that there are rewards, lest that fails after the warm-up.
+        if self.policy is not None and self.layer.used and (first or draw is not None):
+            accumulated = trainer.accumulate_grad_batches
+            rewards = batch_rewards(
+                outputs, batch, pl_module, self.reward_fn, self._capture, accumulated
+            )
+            if draw is not None:
+                self.policy.observe(draw, rewards)
+        step = _step(trainer)
+        if step != self._step:
             phase = self.phase
-            self._step = trainer.global_step
+            self._step = step
             values = self._update(trainer, pl_module) if phase == "policy" else {}
             values["phase"] = float(("warmup", "policy", "frozen").index(phase))
-            pl_module.log_dict({f"reorder/{k}": v for k, v in values.items()}, batch_size=1)
+            if not trainer.barebones:
+                pl_module.log_dict({f"reorder/{k}": v for k, v in values.items()}, batch_size=1)
 
     def _update(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """One update of the policy, the same on all ranks; returns what to log."""
@@ -246,27 +310,42 @@ class REOrder(Callback):
             assert isinstance(total, Tensor)
             return total.cpu()
 
-        values = {"temperature": self.temperature, **self.policy.update(reduce)}
+        alone = trainer.world_size == 1
+        values = {
+            "temperature": self.policy.temperature,
+            **self.policy.update(None if alone else reduce),
+        }
         self.layer.order = self.policy.mode
         values["kendall_to_start"] = kendall_tau(self.policy.mode, self.start_order)
         if self.phase == "frozen":
             rank_zero_info("REOrder: the policy phase is over; the order is frozen.")
         return values
 
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave no draw and no hook of the training behind in the model."""
+        self._clean_up()
+
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Leave no draw behind in the model."""
-        if self._layer is not None:
-            self._layer.draw = None
+        """Leave no draw and no hook of the training behind in the model."""
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        if self._pending is not None and self._pending.layer is not None:
+            self._pending.layer.draw = None
+        self._draw = None
+        if self._capture is not None:
+            self._capture.remove()
+            self._capture = None
 
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Start order and policy, as tensors and plain numbers (``weights_only=True`` loads it)."""
+        """Start order and policy, as tensors and plain values (``weights_only=True`` loads it)."""
         if self._start_order is None:
             return {}
-        state: dict[str, Any] = {"start": self._start_order}
+        state: dict[str, Any] = {"start": self._start_order, "site": self._site}
         if self.policy is not None:
             state["policy"] = self.policy.state_dict()
         return state
@@ -276,21 +355,38 @@ class REOrder(Callback):
         self._loaded = dict(state_dict) or None
 
 
-def _find_layer(pl_module: LightningModule) -> PatchOrder:
-    layers = {name: m for name, m in pl_module.named_modules() if isinstance(m, PatchOrder)}
-    if len(layers) != 1:
-        found = f"{len(layers)}: {', '.join(layers)}" if layers else "none"
-        raise ValueError(
-            f"REOrder needs a model with one PatchOrder, but found {found} in "
-            f"{type(pl_module).__name__}. The models of reorder_lightning.models have one; in a "
-            "model of your own, call reorder_lightning.PatchOrder(None, grid_size) on the tokens "
-            "after the position embedding and before the first block."
+_NEVER_RAN = (
+    "REOrder put an order into {0}, but the training step never came by it: the first block was "
+    "called by `.forward()` or left out, or the model was compiled and called before the order was "
+    "attached, so that it does not see it. Call blocks as `block(x)`, and compile the model after "
+    "attaching or before its first call (reorder_lightning.attach(model) attaches at once; "
+    "torch._dynamo.reset() forgets what was compiled)."
+)
+
+
+def _step(trainer: Trainer) -> int:
+    """Optimiser steps until now; batches with manual optimisation (see `training_length`)."""
+    if trainer.lightning_module.automatic_optimization:
+        return trainer.global_step
+    return trainer.fit_loop.total_batch_idx + 1
+
+
+def _data_rank(trainer: Trainer) -> int:
+    """Rank among the processes that see different data: tensor-parallel ones share their draws."""
+    sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+    rank: int = sampler.get("rank", trainer.global_rank)
+    return rank
+
+
+def _warn_of_missing(no_policy: bool, no_order: bool) -> None:
+    """One warning when a training is resumed from a checkpoint that lacks something."""
+    lacks = [
+        text
+        for text, missing in (
+            ("no patch order (the model keeps the one it was built with)", no_order),
+            ("no state of this callback (the policy starts from the model's order)", no_policy),
         )
-    return next(iter(layers.values()))
-
-
-def _training_length(trainer: Trainer) -> tuple[float, float]:
-    """Optimiser steps of the training and of one epoch."""
-    batches = trainer.num_training_batches
-    per_epoch = max(1, -(-batches // trainer.accumulate_grad_batches))
-    return trainer.estimated_stepping_batches, per_epoch
+        if missing
+    ]
+    if lacks:
+        rank_zero_warn(f"REOrder: the checkpoint holds {' and '.join(lacks)}.")
