@@ -1,10 +1,7 @@
-"""Fixtures shared by all tests."""
+"""Settings shared by all tests."""
 
-import pytest
-import torch
+import os
 
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> None:
-    """Keep timings and reductions alike on machines with many cores."""
-    torch.set_num_threads(2)
+# Tiny tensors gain nothing from threads, which on a busy machine wait for each other. Set before
+# torch is imported, so that the processes that tests start inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"

@@ -11,7 +11,7 @@ from lightning import LightningModule
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 from torchvision.transforms.v2 import CutMix, MixUp, RandomChoice

@@ -11,10 +11,11 @@ import math
 from typing import Any, Literal
 
 import torch
+from einops import rearrange
 from timm.layers import DropPath, SwiGLU, calculate_drop_path_rates, to_2tuple
 from timm.models import checkpoint
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from reorder_lightning.kernels.causal_conv import causal_conv1d
 from reorder_lightning.kernels.selective_scan import selective_scan
@@ -128,21 +129,20 @@ class MambaMixer(nn.Module):
 
     def _scan(self, x: Tensor) -> Tensor:
         """Convolution and selective scan of ``(B, L, G * D)``, all directions in one call."""
-        batch, length, _ = x.shape
-        groups, state = self.directions, self.state_size
+        length, groups = x.shape[1], self.directions
         x = F.silu(causal_conv1d(x.transpose(1, 2), self.conv_weight, self.conv_bias))
-        # (G, B * L, D) through each direction's own projections
-        grouped = x.transpose(1, 2).reshape(batch * length, groups, self.dim).transpose(0, 1)
-        projected = grouped @ self.x_proj
-        dt, B, C = projected.split([self.dt_rank, state, state], dim=-1)
-        delta = (dt @ self.dt_proj).transpose(0, 1).reshape(batch, length, -1).transpose(1, 2)
+        # each direction through its own projections, as one batched product
+        grouped = rearrange(x, "b (g d) l -> g (b l) d", g=groups)
+        dt, B, C = (grouped @ self.x_proj).split(
+            [self.dt_rank, self.state_size, self.state_size], dim=-1
+        )
         wide = torch.promote_types(self.A_log.dtype, torch.float32)  # bf16 is too coarse for rates
         y = selective_scan(
             x,
-            delta,
+            rearrange(dt @ self.dt_proj, "g (b l) d -> b (g d) l", l=length),
             -self.A_log.to(wide).exp(),
-            B.unflatten(1, (batch, length)).permute(1, 0, 3, 2),
-            C.unflatten(1, (batch, length)).permute(1, 0, 3, 2),
+            rearrange(B, "g (b l) n -> b g n l", l=length),
+            rearrange(C, "g (b l) n -> b g n l", l=length),
             D=self.D,
             delta_bias=self.dt_bias,
             delta_softplus=True,
