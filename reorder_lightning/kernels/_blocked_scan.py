@@ -23,7 +23,7 @@ from torch import Tensor
 _LOG2_E = 1.0 / math.log(2.0)
 
 # Measured on CPU: a step of fewer than 2**15 elements isn't shared between threads by PyTorch, and
-# blocks of 2**19 elements (2 MiB in float32) keep a backward pass's four blocks in the cache.
+# blocks of 2**19 elements (2 MiB in float32) keep a backward pass's three blocks in the cache.
 _STEP_ELEMENTS = 2**16
 _BLOCK_ELEMENTS = 2**19
 # On accelerators the launch of a step costs more than its work.
@@ -33,7 +33,7 @@ _ACCELERATOR_FACTOR = 64
 class _Workspace(threading.local):
     """Buffers that a thread reuses from call to call: allocating them anew costs page faults.
 
-    One buffer for each role, of one block at most, so a thread holds some 8 MiB however long the
+    One buffer for each role, of one block at most, so a thread holds some 10 MiB however long the
     sequences are that it has seen. A block that is larger than the standard (one step of a very
     wide model) isn't kept.
     """
@@ -76,15 +76,15 @@ def block_sizes(batch: int, length: int, states: int, device: torch.device) -> t
     return images, steps
 
 
-def softplus(x: Tensor) -> Tensor:
-    """``log(1 + exp(x))``, accurate to the last bits for every ``x``.
+def softplus(x: Tensor, out: Tensor) -> Tensor:
+    """Writes ``log(1 + exp(x))``, accurate to the last bits for every ``x``, to ``out``.
 
     ``log1p(e) = 2 atanh(e / (2 + e))``: PyTorch vectorises ``atanh`` but not ``log1p``, which makes
     this seven times faster than ``torch.nn.functional.softplus`` on CPU.
     """
-    e = x.abs().mul_(-_LOG2_E).exp2_()
-    e.div_(e + 2.0)
-    return e.atanh_().mul_(2.0).add_(x.clamp(min=0.0))
+    e = torch.abs(x, out=out).mul_(-_LOG2_E).exp2_()
+    e.div_(e + 2.0).atanh_().mul_(2.0)
+    return e.add_(x.clamp(min=0.0))
 
 
 def _at_least_one(n: int | torch.SymInt) -> int:
@@ -92,10 +92,11 @@ def _at_least_one(n: int | torch.SymInt) -> int:
 
 
 class _Block:
-    """Time-major inputs of a few images, and the buffers for their blocks of time steps.
+    """Some images' inputs as time-major views, and buffers for a few of their time steps.
 
-    Shapes: ``u, dt, x (L, b, G, 1, H)``, ``b (L, b, G, N, 1)``, ``c (L, b, G, 1, N)``,
-    ``a2 (G, N, H)``; ``D = G * H`` and ``x = dt * u``.
+    Views: ``u, delta (L, b, G, 1, H)``, ``B (L, b, G, N, 1)``, ``C (L, b, G, 1, N)``. Buffers are
+    contiguous, hold ``T`` steps and are filled by ``run``: ``u_, raw_, dt_, x_`` (``x = dt * u``),
+    ``b_, c_``, ``decay (T, b, G, N, H)`` and ``h (T + 1, b, G, N, H)``.
     """
 
     def __init__(
@@ -109,46 +110,52 @@ class _Block:
         delta_softplus: bool,
         steps: int,
     ) -> None:
-        groups, state, channels = a2.shape
-        batch, _, length = u.shape
-        self.shape = (length, batch, groups, 1, channels)
+        groups, _, channels = a2.shape
+        batch = len(u)
+        self.groups, self.steps, self.softplus = groups, steps, delta_softplus
         self.a2 = a2
-        self.u = time_major(u, self.shape)
-        raw = time_major(delta, self.shape)
-        if delta_bias is not None:
-            raw = raw + delta_bias.view(groups, 1, channels)
-        self.raw = raw
-        self.dt = softplus(raw) if delta_softplus else raw
-        self.x = self.dt * self.u
-        self.b = B.permute(3, 0, 1, 2).contiguous().unsqueeze(-1)
-        self.c = C.permute(3, 0, 1, 2).contiguous().unsqueeze(-2)
-        block = (steps, batch, groups, state, channels)
-        self.decay = _WORKSPACE.take("decay", block, u)
+        self.bias = None if delta_bias is None else delta_bias.view(groups, 1, channels)
+        self.u, self.delta = time_major(u, groups), time_major(delta, groups)
+        self.B, self.C = B.permute(3, 0, 1, 2).unsqueeze(-1), C.permute(3, 0, 1, 2).unsqueeze(-2)
+        self.u_, self.raw_, self.x_ = self.row("u"), self.row("raw"), self.row("x")
+        self.dt_ = self.row("dt") if delta_softplus else self.raw_
+        self.b_ = _WORKSPACE.take("b", (steps, *self.B.shape[1:]), u)
+        self.c_ = _WORKSPACE.take("c", (steps, *self.C.shape[1:]), u)
+        self.decay = _WORKSPACE.take("decay", (steps, batch, *a2.shape), u)
         self.decays = self.decay.unbind(0)
         # One slot more: the state before the block's first step.
-        self.h = _WORKSPACE.take("h", (steps + 1, *block[1:]), u)
+        self.h = _WORKSPACE.take("h", (steps + 1, batch, *a2.shape), u)
         self.hs = self.h.unbind(0)
 
+    def row(self, role: str) -> Tensor:
+        """A buffer ``(T, b, G, 1, H)``."""
+        return _WORKSPACE.take(role, (self.steps, *self.u.shape[1:]), self.u)
+
     def run(self, start: int, stop: int) -> Tensor:
-        """States after the steps ``start`` to ``stop``; ``hs[0]`` holds the one before them."""
+        """States after the steps ``start`` to ``stop``; ``h[0]`` holds the one before them."""
         n = stop - start
-        decay = torch.mul(self.dt[start:stop], self.a2, out=self.decay[:n])
+        u, dt = self.u_[:n].copy_(self.u[start:stop]), self.dt_[:n]
+        raw = self.raw_[:n].copy_(self.delta[start:stop])
+        if self.bias is not None:
+            raw.add_(self.bias)
+        if self.softplus:
+            softplus(raw, out=dt)
+        x = torch.mul(dt, u, out=self.x_[:n])
+        b = self.b_[:n].copy_(self.B[start:stop])
+        self.c_[:n].copy_(self.C[start:stop])
+        decay = torch.mul(dt, self.a2, out=self.decay[:n])
         torch.exp2(decay, out=decay)
-        states = torch.mul(self.x[start:stop], self.b[start:stop], out=self.h[1 : n + 1])
+        states = torch.mul(x, b, out=self.h[1 : n + 1])
         hs = self.hs
         for t, a in enumerate(self.decays[:n]):
             hs[t + 1].addcmul_(a, hs[t])
         return states
 
 
-def time_major(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``(b, G * H, L)`` as contiguous ``(L, b, G, 1, H)``."""
-    return x.permute(2, 0, 1).contiguous().view(shape)
-
-
-def _channel_major(x: Tensor) -> Tensor:
-    """``(L, b, G, 1, H)`` as a view ``(b, G * H, L)``."""
-    return x.flatten(2).permute(1, 2, 0)
+def time_major(x: Tensor, groups: int) -> Tensor:
+    """``(b, G * H, L)`` as a view ``(L, b, G, 1, H)``."""
+    batch, width, length = x.shape
+    return x.permute(2, 0, 1).view(length, batch, groups, 1, width // groups)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -163,8 +170,8 @@ def empty_like_channels_last(x: Tensor) -> Tensor:
 
 
 def _transposed_rates(A: Tensor, groups: int) -> Tensor:
-    """``A (G * H, N)`` as contiguous ``(G, N, H)``, for ``exp2``."""
-    return A.reshape(groups, -1, A.shape[1]).transpose(1, 2).mul(_LOG2_E).contiguous()
+    """``A (G * H, N)`` as contiguous ``(G, N, H)``."""
+    return A.reshape(groups, -1, A.shape[1]).transpose(1, 2).contiguous()
 
 
 def scan_forward(
@@ -194,28 +201,28 @@ def scan_forward(
     """
     batch, width, length = u.shape
     groups, state = B.shape[1], B.shape[2]
-    channels = width // groups
     images, steps = block_sizes(batch, length, width * state, u.device)
-    a2 = _transposed_rates(A, groups)
-    bounds = u.new_empty(-(-length // steps), batch, groups, state, channels)
-    last = u.new_empty(batch, groups, state, channels)
+    a2 = _transposed_rates(A, groups) * _LOG2_E
+    bounds = u.new_empty(-(-length // steps), batch, *a2.shape)
+    last = u.new_empty(batch, *a2.shape)
     y = empty_like_channels_last(u)
     for i in range(0, batch, images):
         part = slice(i, min(i + images, batch))
         block = _Block(
             u[part], delta[part], a2, B[part], C[part], delta_bias, delta_softplus, steps
         )
-        out = torch.empty_like(block.u)
+        out, ys = block.row("y"), time_major(y[part], groups)
         block.h[0].zero_()
         for k, start in enumerate(range(0, length, steps)):
             stop = min(start + steps, length)
+            n = stop - start
             bounds[k, part] = block.h[0]
             states = block.run(start, stop)
-            torch.bmm(_rows(block.c[start:stop]), _rows(states), out=_rows(out[start:stop]))
-            block.h[0].copy_(block.h[stop - start])
-        if D is not None:
-            out.addcmul_(block.u, D.view(groups, 1, channels))
-        y[part] = _channel_major(out)
+            torch.bmm(_rows(block.c_[:n]), _rows(states), out=_rows(out[:n]))
+            if D is not None:
+                out[:n].addcmul_(block.u_[:n], D.view(groups, 1, -1))
+            ys[start:stop] = out[:n]
+            block.h[0].copy_(block.h[n])
         last[part] = block.h[0]
     last = last.transpose(2, 3).reshape(batch, width, state).contiguous()
     return y, last, bounds
@@ -223,7 +230,7 @@ def scan_forward(
 
 def scan_backward(
     dy: Tensor,
-    dlast: Tensor | None,
+    dlast: Tensor,
     u: Tensor,
     delta: Tensor,
     A: Tensor,
@@ -238,7 +245,7 @@ def scan_backward(
 
     Args:
         dy: Gradient of the output ``(B, D, L)``.
-        dlast: Gradient of the last state ``(B, D, N)``, or None for zero.
+        dlast: Gradient of the last state ``(B, D, N)``.
         u: As in ``scan_forward``, like all further arguments.
         delta: Step sizes.
         A: Rates.
@@ -250,89 +257,108 @@ def scan_backward(
         bounds: From ``scan_forward``.
 
     Returns:
-        Gradients of ``u, delta, A, B, C, D, delta_bias``; those of ``D`` and ``delta_bias`` are
-        computed whether or not these were given.
+        Gradients of ``u, delta, A, B, C, D, delta_bias``; zeros for a missing ``D`` or
+        ``delta_bias``.
     """
     batch, width, length = u.shape
     groups, state = B.shape[1], B.shape[2]
-    channels = width // groups
     images, steps = block_sizes(batch, length, width * state, u.device)
-    a2 = _transposed_rates(A, groups)
-    rates = A.reshape(groups, channels, state).transpose(1, 2).contiguous()
-    du, ddelta = empty_like_channels_last(u), empty_like_channels_last(u)
-    dA = torch.zeros_like(a2)
-    dB, dC = torch.empty_like(B), torch.empty_like(C)
-    dD, dbias = u.new_zeros(width), u.new_zeros(width)
+    rates = _transposed_rates(A, groups)
+    a2 = rates * _LOG2_E
+    out = _Gradients(u, B, C, D, rates)
     for i in range(0, batch, images):
         part = slice(i, min(i + images, batch))
         block = _Block(
             u[part], delta[part], a2, B[part], C[part], delta_bias, delta_softplus, steps
         )
-        out = _BlockGradients(block, time_major(dy[part], block.shape), rates)
-        if dlast is None:
-            carry = u.new_zeros(out.g.shape[1:])
-        else:
-            carry = dlast[part].reshape(-1, groups, channels, state).transpose(2, 3).contiguous()
+        pull = _transposed_state(dlast[part], groups)
+        out.select(block, part, dy)
         for k in reversed(range(len(bounds))):
             start, stop = k * steps, min((k + 1) * steps, length)
             block.h[0].copy_(bounds[k, part])
-            out.run(start, stop, carry)
-        ddt = out.dx.mul(block.u).add_(out.ddt)
-        if delta_softplus:
-            ddt.mul_(torch.sigmoid(block.raw))
-        dx_u = out.dx.mul_(block.dt)
-        if D is not None:
-            dx_u.addcmul_(out.dy, D.view(groups, 1, channels))
-        du[part] = _channel_major(dx_u)
-        ddelta[part] = _channel_major(ddt)
-        dB[part] = out.db.squeeze(-2).permute(1, 2, 3, 0)
-        dC[part] = out.dc.squeeze(-2).permute(1, 2, 3, 0)
-        dA += out.da
-        dD += torch.mul(out.dy, block.u).sum((0, 1)).flatten()
-        dbias += ddt.sum((0, 1)).flatten()
-    dA = dA.transpose(1, 2).reshape(width, state).contiguous()
-    return du, ddelta, dA, dB, dC, dD, dbias
+            out.run(start, stop, pull)
+    dA = out.dA.transpose(1, 2).reshape(width, state).contiguous()
+    return out.du, out.ddelta, dA, out.dB, out.dC, out.dD.flatten(), out.dbias.flatten()
 
 
-class _BlockGradients:
-    """Gradients of the time-major inputs of a ``_Block``, filled block by block from the end."""
+def _transposed_state(x: Tensor, groups: int) -> Tensor:
+    """``(b, G * H, N)`` as contiguous ``(b, G, N, H)``, never the same memory."""
+    x = x.unflatten(1, (groups, -1)).transpose(2, 3)
+    return x.clone(memory_format=torch.contiguous_format)
 
-    def __init__(self, block: _Block, dy: Tensor, rates: Tensor) -> None:
-        length, batch, groups, _, _ = block.shape
-        state = rates.shape[1]
-        self.block, self.dy, self.rates = block, dy, rates
+
+class _Gradients:
+    """Gradients of the scan's arguments, filled block by block from the end of the sequence."""
+
+    def __init__(self, u: Tensor, B: Tensor, C: Tensor, D: Tensor | None, rates: Tensor) -> None:
+        groups, _, channels = rates.shape
+        self.du, self.ddelta = empty_like_channels_last(u), empty_like_channels_last(u)
+        self.dB, self.dC = torch.empty_like(B), torch.empty_like(C)
+        self.dA = torch.zeros_like(rates)
+        self.dD, self.dbias = u.new_zeros(groups, 1, channels), u.new_zeros(groups, 1, channels)
+        self.rates = rates
+        self.D = None if D is None else D.view(groups, 1, channels)
+
+    def select(self, block: _Block, part: slice, dy: Tensor) -> None:
+        """Works on the images ``part``, whose inputs are in ``block``, from now on."""
+        self.block, groups = block, block.groups
+        self.dy = time_major(dy[part], groups)
+        self.du_view = time_major(self.du[part], groups)
+        self.ddelta_view = time_major(self.ddelta[part], groups)
+        self.dB_view = self.dB[part].permute(3, 0, 1, 2).unsqueeze(-2)
+        self.dC_view = self.dC[part].permute(3, 0, 1, 2).unsqueeze(-2)
+        self.dy_, self.dx_, self.ddt_ = block.row("dy"), block.row("dx"), block.row("ddt")
         self.g = _WORKSPACE.take("g", block.decay.shape, dy)
         self.gs = self.g.unbind(0)
-        self.scratch = _WORKSPACE.take("scratch", block.decay.shape, dy)
-        self.dx, self.ddt = torch.empty_like(dy), torch.empty_like(dy)
-        self.db = dy.new_empty(length, batch, groups, 1, state)
-        self.dc = dy.new_empty(length, batch, groups, 1, state)
-        self.da = torch.zeros_like(rates)
+        self.dbc = _WORKSPACE.take("dbc", block.c_.shape, dy)
 
-    def run(self, start: int, stop: int, carry: Tensor) -> None:
-        """Adds the steps ``start`` to ``stop``; ``carry`` is the later steps' pull on their state.
+    def run(self, start: int, stop: int, pull: Tensor) -> None:
+        """Adds the steps ``start`` to ``stop``.
 
-        ``carry`` is replaced by the pull of these steps on the state before them.
+        Args:
+            start: First step.
+            stop: Step after the last.
+            pull: Derivative of the loss by the state after these steps, through the later ones
+                only. Replaced by that of the state before these steps.
         """
         block, n = self.block, stop - start
         states = block.run(start, stop)
-        dy = self.dy[start:stop]
+        dy = self.dy_[:n].copy_(self.dy[start:stop])
         # g[t] = dL/dh[t] = C[t] dy[t] + decay[t+1] g[t+1]
-        g = torch.mul(dy, block.c[start:stop].transpose(-1, -2), out=self.g[:n])
+        g = torch.mul(dy, block.c_[:n].transpose(-1, -2), out=self.g[:n])
         gs, decays = self.gs, block.decays
-        gs[n - 1].add_(carry)
+        gs[n - 1].add_(pull)
         for t in range(n - 1, 0, -1):
             gs[t - 1].addcmul_(decays[t], gs[t])
-        dc, db = _rows(self.dc[start:stop]), _rows(self.db[start:stop])
-        torch.bmm(_rows(dy), _rows(states).transpose(1, 2), out=dc)
-        torch.bmm(_rows(block.x[start:stop]), _rows(g).transpose(1, 2), out=db)
-        torch.bmm(
-            _rows(block.b[start:stop].transpose(-1, -2)), _rows(g), out=_rows(self.dx[start:stop])
-        )
+        dbc = self.dbc[:n]
+        torch.bmm(_rows(dy), _rows(states).transpose(1, 2), out=_rows(dbc))
+        self.dC_view[start:stop] = dbc
+        torch.bmm(_rows(block.x_[:n]), _rows(g).transpose(1, 2), out=_rows(dbc))
+        self.dB_view[start:stop] = dbc
+        dx = self.dx_[:n]
+        torch.bmm(_rows(block.b_[:n].transpose(-1, -2)), _rows(g), out=_rows(dx))
         # dL/d(delta[t] A) = g[t] * decay[t] * h[t-1]
-        pull = block.decay[:n].mul_(g)
-        carry.copy_(pull[0])
-        pull.mul_(block.h[:n])
-        scratch = torch.mul(pull, self.rates, out=self.scratch[:n])
-        torch.sum(scratch, -2, keepdim=True, out=self.ddt[start:stop])
-        self.da += pull.mul_(block.dt[start:stop]).sum((0, 1))
+        exponent = block.decay[:n].mul_(g)
+        pull.copy_(exponent[0])
+        exponent.mul_(block.h[:n])
+        ddt = self.ddt_[:n]
+        scratch = torch.mul(exponent, self.rates, out=states)  # the states are done with
+        torch.sum(scratch, -2, keepdim=True, out=ddt)
+        self.dA += exponent.mul_(block.dt_[:n]).sum((0, 1))
+        self._finish(start, stop, dx, ddt)
+
+    def _finish(self, start: int, stop: int, dx: Tensor, ddt: Tensor) -> None:
+        """From the gradients of ``x`` and ``dt`` to those of ``u, delta, D`` and the bias."""
+        block, n = self.block, stop - start
+        u, dy = block.u_[:n], self.dy_[:n]
+        ddt.addcmul_(dx, u)
+        if block.softplus:
+            ddt.mul_(block.raw_[:n].sigmoid_())
+        self.ddelta_view[start:stop] = ddt
+        if block.bias is not None:
+            self.dbias += ddt.sum((0, 1))
+        dx.mul_(block.dt_[:n])
+        if self.D is not None:
+            dx.addcmul_(dy, self.D)
+            self.dD += dy.mul_(u).sum((0, 1))
+        self.du_view[start:stop] = dx

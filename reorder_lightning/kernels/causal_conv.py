@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 
 def selective_scan_reference(

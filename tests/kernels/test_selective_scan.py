@@ -227,15 +227,19 @@ def test_workspaces_are_bounded():
         selective_scan(**leaves(inputs, torch.float32)).sum().backward()
     buffers = _blocked_scan._WORKSPACE.buffers.values()
     limit = 2 * _blocked_scan._BLOCK_ELEMENTS
-    assert sum(b.numel() for b in buffers if b.dtype == torch.float32) <= 4 * limit
+    assert sum(b.numel() for b in buffers if b.dtype == torch.float32) <= 5 * limit
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 50.0])
 def test_softplus(scale):
     x = torch.linspace(-2, 2, 2001) * scale
     expected = torch.nn.functional.softplus(x.double(), threshold=1000)
-    assert ((_blocked_scan.softplus(x).double() - expected).abs() / (expected + 1e-35)).max() < 1e-5
-    assert torch.isfinite(_blocked_scan.softplus(torch.tensor([-1e30, 1e30, -200.0]))).all()
+    assert (
+        (_blocked_scan.softplus(x, torch.empty_like(x)).double() - expected).abs()
+        / (expected + 1e-35)
+    ).max() < 1e-5
+    extreme = torch.tensor([-1e30, 1e30, -200.0])
+    assert _blocked_scan.softplus(extreme, torch.empty(3)).isfinite().all()
 
 
 @pytest.mark.parametrize(
