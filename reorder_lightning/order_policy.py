@@ -1,4 +1,10 @@
-"""OrderPolicy: learn an order from rewards. Plain PyTorch: no Lightning, no model."""
+"""OrderPolicy: learn an order from rewards. Plain PyTorch: no Lightning, no model.
+
+The learner of REOrder (Kutscher et al., arXiv 2505.23751, section 4) drifts to a random order when
+the rewards say nothing. This one differs in two ways: it moves only as far as the evidence goes
+(`RankRegression`), and at the end the learned order has to beat the start order in a fair trial
+(`OrderPolicy.decide`).
+"""
 
 from __future__ import annotations
 
@@ -9,30 +15,62 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reorder_lightning.acceptance import Decision, paired_gain
+from reorder_lightning.order_learners import Learner, RankRegression, Reinforce
 from reorder_lightning.plackett_luce import PlackettLuce
 from reorder_lightning.schedules import temperature_share
 
 __all__ = ["OrderPolicy"]
 
-_BASELINES = ("leave-one-out", "ema")
-_LOG_PROBS = ("exact", "paper")
-_COLD = 1e-3  # below this temperature draws are the mode order
+_COLD = 1e-3  # below this temperature draws are the mode order and nothing is learned
+_CHOICES = {
+    "estimator": ("rank", "score"),
+    "log_prob": ("exact", "paper"),
+    "baseline": ("leave-one-out", "ema"),
+}
 
 
 class OrderPolicy:
-    """A Plackett-Luce policy over orders, trained with REINFORCE.
+    """A Plackett-Luce policy over orders, learned from the rewards that its draws earn.
+
+    In a training loop::
+
+        policy = OrderPolicy(start, total_updates=3000, grid_size=(14, 14))
+        for images, labels in loader:                     # 3000 times
+            orders = policy.draw(8)                       # image i is read in orders[i % 8]
+            loss = ...                                    # per image
+            policy.observe(orders, -loss)
+            policy.update()                               # after each optimiser step
+        order = policy.decide().order
+
+    **The trial.** The last ``trial`` share of the updates does not explore: half of the draws are
+    the learned order and half the start order, so that the model trains equally on both. After a
+    third of it, for the model to adapt, the paired differences of their rewards are recorded, and
+    the learned order is accepted if their mean is more than ``z`` standard errors above zero.
 
     Args:
-        start: int64 ``(N,)``, the order to start from.
-        total_updates: planned number of calls of ``update``.
-        lr: Adam's learning rate.
-        peak_temperature: largest temperature of the schedule.
-        schedule: ``"triangular"``, ``"linear"`` or ``"cosine"``.
-        log_prob: ``"exact"`` (of logits / temperature) or ``"paper"`` (of the logits).
-        baseline: ``"leave-one-out"`` over the draws of a batch, or ``"ema"``.
-        momentum: of the EMA baseline.
-        spread: range of the logits at the start.
+        start: int64 ``(N,)``, the order to start from, which the learned one has to beat.
+        total_updates: planned number of calls of `update`, the trial included.
+        grid_size: rows and columns of the patch grid, so that neighbours can learn together. None:
+            each patch learns for itself.
+        estimator: ``"rank"``, see `RankRegression`, or ``"score"``, see `Reinforce`. None: rank,
+            unless ``lr``, ``log_prob`` or ``baseline``, which belong to the score, are given.
+        peak_temperature: largest temperature of the draws; the logits start with ``spread``.
+        schedule: of the temperature: ``"constant"``, ``"triangular"``, ``"linear"``, ``"cosine"``.
+        baseline: what a draw's reward is compared with: ``"leave-one-out"``, the batch's other
+            draws; or ``"ema"``, a moving average with ``momentum`` (``"score"`` only).
+        momentum: of the moving average.
+        lr: Adam's learning rate, ``"score"`` only. None: 0.05 * sqrt(1000 / updates).
+        log_prob: ``"score"`` only: ``"exact"``, or ``"paper"`` as in the published code.
+        acceptance: False leaves out the trial and accepts whatever is learned, as published.
+        trial: share of the updates that the trial takes.
+        z: standard errors by which the learned order must be better.
+        controls: share of the draws that are the start order while exploring.
+        spread: difference between the largest and the smallest logit at the start.
         seed: of the draws.
+
+    Raises:
+        ValueError: for arguments out of range, or that don't go together.
     """
 
     def __init__(
@@ -40,45 +78,74 @@ class OrderPolicy:
         start: Tensor,
         *,
         total_updates: int,
-        lr: float | None = None,
-        peak_temperature: float = 0.5,
-        schedule: str = "triangular",
-        log_prob: str = "exact",
+        grid_size: tuple[int, int] | None = None,
+        estimator: str | None = None,
+        peak_temperature: float = 0.3,
+        schedule: str = "constant",
         baseline: str = "leave-one-out",
         momentum: float = 0.99,
+        lr: float | None = None,
+        log_prob: str = "exact",
+        acceptance: bool = False,
+        trial: float = 0.3,
+        z: float = 2.5,
+        controls: float = 0.0,
         spread: float = 1.0,
         seed: int = 0,
     ) -> None:
-        for name, value, known in (
-            ("log_prob", log_prob, _LOG_PROBS),
-            ("baseline", baseline, _BASELINES),
-        ):
-            if value not in known:
+        given = {"estimator": estimator or "rank", "log_prob": log_prob, "baseline": baseline}
+        for name, value in given.items():
+            if value not in _CHOICES[name]:
                 raise ValueError(
-                    f"Expected argument `{name}` to be one of {known} but got {value!r}"
+                    f"Expected argument `{name}` to be one of {_CHOICES[name]} but got {value!r}"
                 )
+        published = baseline != "leave-one-out" or log_prob != "exact" or lr is not None
+        if estimator == "rank" and published:
+            raise ValueError(
+                "Arguments `lr`, `log_prob` and `baseline` are those of estimator='score' but got "
+                f"lr={lr}, log_prob={log_prob!r}, baseline={baseline!r} with estimator='rank'"
+            )
         if total_updates < 1:
             raise ValueError(
                 f"Expected argument `total_updates` to be >= 1 but got {total_updates}"
+            )
+        size = start.numel()
+        if grid_size is not None and grid_size[0] * grid_size[1] != size:
+            raise ValueError(
+                f"Expected argument `grid_size` to hold {size} patches, as `start` does, but got "
+                f"{grid_size}"
             )
         temperature_share(schedule, 0.0)
         self.start = start.detach().cpu().long().clone()
         self.logits = PlackettLuce.from_order(self.start, spread).logits
         self.total_updates = total_updates
-        self.lr = 5e-3 if lr is None else lr
+        self.exploring_updates = max(1, round(total_updates * (1 - trial * acceptance)))
         self.peak_temperature = peak_temperature
         self.schedule = schedule
-        self.log_prob = log_prob
         self.baseline = baseline
         self.momentum = momentum
+        self.acceptance = acceptance
+        self.z = z
+        self.controls = controls
         self.seed = seed
+        self.learner: Learner
+        if estimator == "rank" or (estimator is None and not published):
+            self.learner = RankRegression(grid_size, size, self.exploring_updates)
+        else:
+            lr = 0.05 * (1000 / self.exploring_updates) ** 0.5 if lr is None else lr
+            self.learner = Reinforce(size, lr, log_prob)
         self.updates = 0
         self.draws = 0
-        self.baseline_value: float | None = None
-        self._moments = torch.zeros(2, len(start))
-        self._steps = 0
-        self._gradient = torch.zeros(len(start), dtype=torch.float64)
-        self._sums = torch.zeros(4, dtype=torch.float64)  # images, reward, advantage, advantage^2
+        self.images = 0.0  # seen so far, and those of them that saw a drawn order
+        self.explored = 0.0
+        self.moving_reward: float | None = None
+        self._rank = 0
+        self._differences: list[float] = []
+        self._pending = torch.zeros(4, dtype=torch.float64)
+        # Of this update: images, reward, advantage, its square, images that saw a drawn order;
+        # in the trial: images and reward of the learned order, of the start order.
+        self._sums = torch.zeros(9, dtype=torch.float64)
+        self._evidence = torch.zeros(size, dtype=torch.float64)
 
     @property
     def mode(self) -> Tensor:
@@ -86,113 +153,203 @@ class OrderPolicy:
         return PlackettLuce(self.logits).mode
 
     @property
+    def order(self) -> Tensor:
+        """The order to evaluate with: the learned one; after the last update, the accepted one."""
+        if self.updates < self.total_updates or self.decide().accepted:
+            return self.mode
+        return self.start.clone()
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether exploration is over and the learned order is compared with the start order."""
+        return self.acceptance and self.updates >= self.exploring_updates
+
+    @property
     def temperature(self) -> float:
-        """Scale of the Gumbel noise for the next draw."""
-        done = min(self.updates / self.total_updates, 1.0)
+        """Scale of the Gumbel noise of the next draw; 0 in the trial."""
+        if self.on_trial:
+            return 0.0
+        done = min(self.updates / self.exploring_updates, 1.0)
         return self.peak_temperature * temperature_share(self.schedule, done)
 
+    @property
+    def drawn_share(self) -> float:
+        """Share of the images so far that were read in a drawn order: what exploring costs."""
+        return self.explored / self.images if self.images else 0.0
+
     def draw(self, k: int, rank: int = 0) -> Tensor:
-        """``k`` orders for the next batch, int64 ``(k, N)``."""
+        """Orders for the next batch.
+
+        Args:
+            k: number of orders; image ``i`` of the batch is to be read in ``orders[i % k]``. One
+                order per image: ``k`` = the batch size.
+            rank: of this process; other ranks get other draws.
+
+        Returns:
+            int64 ``(k, N)`` on the CPU. The first ones are the start order, if there are controls.
+
+        Raises:
+            ValueError: for ``k=1`` where the draws of a batch are compared with each other.
+        """
         if k == 1 and self.baseline == "leave-one-out":
             raise ValueError(
-                'One draw with baseline="leave-one-out" gives an advantage of exactly zero: '
-                'take 2 or more draws per batch, or baseline="ema"'
+                "One draw per batch has no other to be compared with: its leave-one-out advantage "
+                'is exactly zero. Take 2 or more draws per batch, or baseline="ema"'
             )
         key = random.Random(f"{self.seed}/{self.draws}/{rank}").getrandbits(63)
         self.draws += 1
+        self._rank = rank
+        fixed = self._controls(k)
         if self.temperature < _COLD:
-            return self.mode.repeat(k, 1)
-        generator = torch.Generator().manual_seed(key)
-        return self._policy().sample((k,), generator=generator)
+            explored = self.mode.expand(k - fixed, -1)
+        else:
+            generator = torch.Generator().manual_seed(key)
+            explored = self._tempered().sample((k - fixed,), generator=generator)
+        return torch.cat([self.start.expand(fixed, -1), explored])
 
     def observe(self, orders: Tensor, rewards: Tensor) -> None:
-        """Take in what a batch earned; image ``i`` used ``orders[i % K]``."""
+        """Take in what a batch earned; may be called for several micro-batches before an update.
+
+        Args:
+            orders: int64 ``(K, N)``, what `draw` returned for this batch.
+            rewards: ``(B,)``, larger is better; image ``i`` was read in ``orders[i % K]``. Rewards
+                that aren't finite count as if the image weren't there.
+        """
         orders = orders.detach().cpu()
         rewards = rewards.detach().cpu().double()
         finite = rewards.isfinite()
         group = torch.arange(len(rewards)) % len(orders)
-        counts = torch.zeros(len(orders), dtype=torch.float64)
-        counts.index_add_(0, group, finite.double())
-        sums = torch.zeros_like(counts).index_add_(0, group, rewards.where(finite, 0.0))
-        self._sums[0] += counts.sum()
-        self._sums[1] += sums.sum()
-        if self.temperature < _COLD:
-            return
-        advantage = sums / counts.clamp_min(1) - self._baseline(sums, counts)
-        advantage[counts == 0] = 0.0
-        weight = advantage * counts
-        policy = self._policy() if self.log_prob == "exact" else PlackettLuce(self.logits)
-        scale = self.temperature if self.log_prob == "exact" else 1.0
-        self._gradient += (weight[:, None] * policy.score(orders)).sum(0) / scale
-        self._sums[2] += weight.sum()
-        self._sums[3] += (weight * advantage).sum()
+        count = torch.zeros(len(orders), dtype=torch.float64)
+        count.index_add_(0, group, finite.double())
+        total = torch.zeros_like(count).index_add_(0, group, rewards.where(finite, 0.0))
+        self._sums[0] += count.sum()
+        self._sums[1] += total.sum()
+        fixed = self._controls(len(orders))
+        if self.on_trial:
+            self._sums[5:] += torch.stack(
+                [count[fixed:].sum(), total[fixed:].sum(), count[:fixed].sum(), total[:fixed].sum()]
+            )
+        elif self.temperature >= _COLD:
+            self._sums[4] += count[fixed:].sum()
+            self._learn(orders[fixed:], count[fixed:], total[fixed:])
 
     def update(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
-        """Move the policy once; call it on every rank, after every optimiser step."""
-        flat = torch.cat([self._sums, self._gradient])
+        """Move the policy; once per optimiser step, on every rank.
+
+        Args:
+            reduce: sums a 1-D float64 tensor over all ranks. It is called exactly once, also where
+                this rank has observed nothing; all ranks end bit-identical.
+
+        Returns:
+            What to log: ``reward``, ``baseline``, ``advantage_std``, ``drawn_share``, and in the
+            trial ``difference``, the paired difference of this update.
+        """
+        flat = torch.cat([self._sums, self._evidence])
         if reduce is not None:
-            flat = reduce(flat)
-        sums, gradient = flat[:4].cpu(), flat[4:].cpu()
-        images = sums[0].item()
+            flat = reduce(flat).cpu()
+        sums, evidence = flat[: len(self._sums)].tolist(), flat[len(self._sums) :]
+        images, reward, advantage, squares, drawn = sums[:5]
         metrics: dict[str, float] = {}
-        if images > 0:
-            reward = sums[1].item() / images
-            mean = sums[2].item() / images
-            metrics["reward"] = reward
-            metrics["advantage_std"] = max(sums[3].item() / images - mean * mean, 0.0) ** 0.5
-            if self.temperature >= _COLD:
-                self._adam((gradient / images).float())
-            if self.baseline_value is None:
-                self.baseline_value = reward
-            self.baseline_value = self.momentum * self.baseline_value + (1 - self.momentum) * reward
-            metrics["baseline"] = self.baseline_value
+        if images:
+            self.images += images
+            self.explored += drawn
+            metrics = {"reward": reward / images, "drawn_share": self.drawn_share}
+            metrics["baseline"] = self._follow(reward / images)
+        if drawn:
+            variance = squares / drawn - (advantage / drawn) ** 2
+            metrics["advantage_std"] = max(variance, 0.0) ** 0.5
+            done = self.updates / self.exploring_updates
+            self.logits = self.learner.step(self.logits, evidence / drawn, self.temperature, done)
+        if self.on_trial:
+            metrics.update(self._compare_orders(flat[5:9]))
         self._sums.zero_()
-        self._gradient.zero_()
+        self._evidence.zero_()
         self.updates += 1
         return metrics
 
-    def _policy(self) -> PlackettLuce:
+    def _compare_orders(self, sums: Tensor) -> dict[str, float]:
+        """Record the paired difference of this update, or with one draw a batch, of two."""
+        self._pending += sums
+        learned, learned_reward, start, start_reward = self._pending.tolist()
+        if not (learned and start):
+            return {}
+        self._pending.zero_()
+        difference = learned_reward / learned - start_reward / start
+        trial = self.total_updates - self.exploring_updates
+        if self.updates >= self.exploring_updates + trial // 3:
+            self._differences.append(difference)
+        return {"difference": difference}
+
+    def decide(self) -> Decision:
+        """Whether the learned order replaces the start order, by the trial so far."""
+        gain, error = paired_gain(self._differences)
+        if not self.acceptance:
+            return Decision(True, gain, error)
+        moved = not torch.equal(self.mode, self.start)
+        return Decision(moved and gain > self.z * error, gain, error)
+
+    def _controls(self, k: int) -> int:
+        """How many of ``k`` draws are the start order now."""
+        if self.on_trial:
+            return (k + (self.updates + self._rank) % 2) // 2  # an odd one takes turns
+        return max(0, min(round(self.controls * k), k - 2))
+
+    def _tempered(self) -> PlackettLuce:
         return PlackettLuce(self.logits / self.temperature)
 
-    def _baseline(self, sums: Tensor, counts: Tensor) -> Tensor:
-        if self.baseline == "ema":
-            value = self.baseline_value
-            return (
-                torch.tensor(value) if value is not None else sums.sum() / counts.sum().clamp_min(1)
-            )
-        others = counts.sum() - counts
-        mean = (sums.sum() - sums) / others.clamp_min(1)
-        # Without another image to compare with there is no advantage.
-        return mean.where(others > 0, sums / counts.clamp_min(1))
+    def _learn(self, orders: Tensor, count: Tensor, total: Tensor) -> None:
+        mean = total / count.clamp_min(1)
+        advantage = (mean - self._compare(count, total)).where(count > 0, 0.0)
+        weight = advantage * count
+        self._sums[2] += weight.sum()
+        self._sums[3] += (weight * advantage).sum()
+        self._evidence += self.learner.evidence(orders, weight, self.logits, self.temperature)
 
-    def _adam(self, gradient: Tensor) -> None:
-        self._steps += 1
-        self._moments[0].lerp_(gradient, 0.1)
-        self._moments[1].lerp_(gradient.square(), 0.001)
-        first = self._moments[0] / (1 - 0.9**self._steps)
-        second = self._moments[1] / (1 - 0.999**self._steps)
-        self.logits = self.logits + self.lr * first / (second.sqrt() + 1e-12)
+    def _compare(self, count: Tensor, total: Tensor) -> Tensor:
+        """The baseline of each draw, ``(K,)``."""
+        if self.baseline == "ema" and self.moving_reward is not None:
+            return torch.full_like(total, self.moving_reward)
+        if self.baseline == "ema":
+            return (total.sum() / count.sum().clamp_min(1)).expand(len(total))
+        others = count.sum() - count
+        # Without another image to compare with there is no advantage.
+        return ((total.sum() - total) / others.clamp_min(1)).where(
+            others > 0, total / count.clamp_min(1)
+        )
+
+    def _follow(self, reward: float) -> float:
+        """The moving average of the reward before this update; moves it on."""
+        before = reward if self.moving_reward is None else self.moving_reward
+        self.moving_reward = self.momentum * before + (1 - self.momentum) * reward
+        return before
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain tensors and numbers; loads with ``weights_only=True``."""
+        """Tensors and plain numbers only: loads with ``weights_only=True``."""
         return {
             "logits": self.logits.clone(),
-            "moments": self._moments.clone(),
-            "steps": self._steps,
-            "gradient": self._gradient.clone(),
-            "sums": self._sums.clone(),
+            "learner": self.learner.state_dict(),
             "updates": self.updates,
             "draws": self.draws,
-            "baseline": self.baseline_value,
+            "images": self.images,
+            "explored": self.explored,
+            "moving_reward": self.moving_reward,
+            "differences": list(self._differences),
+            "pending": self._pending.clone(),
+            "sums": self._sums.clone(),
+            "evidence": self._evidence.clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where ``state_dict`` was taken."""
+        """Continue exactly where ``state_dict`` was taken, with the same arguments."""
         self.logits = state["logits"].clone()
-        self._moments = state["moments"].clone()
-        self._steps = state["steps"]
-        self._gradient = state["gradient"].clone()
+        self.learner.load_state_dict(state["learner"])
+        self.updates = int(state["updates"])
+        self.draws = int(state["draws"])
+        self.images = float(state["images"])
+        self.explored = float(state["explored"])
+        moving = state["moving_reward"]
+        self.moving_reward = None if moving is None else float(moving)
+        self._differences = list(state["differences"])
+        self._pending = state["pending"].clone()
         self._sums = state["sums"].clone()
-        self.updates = state["updates"]
-        self.draws = state["draws"]
-        self.baseline_value = state["baseline"]
+        self._evidence = state["evidence"].clone()
