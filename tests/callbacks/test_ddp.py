@@ -1,0 +1,69 @@
+"""Two real processes: each draws its own orders, both learn the same policy."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SAME = ("order", "logits", "policy", "weights", "updates", "phase")
+
+
+def run(folder, strategy="ddp", epochs=2, precision="32-true", bad="none", accumulate=1):
+    args = (folder, strategy, epochs, precision, bad, accumulate)
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "tests.callbacks.ddp_script", *map(str, args)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def compare(ranks, steps):
+    """Both ranks agree on all but data and draws; returns the policy's batches, with a table."""
+    pairs = list(zip(*(rank["rows"] for rank in ranks), strict=True))
+    assert len(pairs) == steps
+    print(f"\n{'step':>4} {'phase':7} {'draw, rank 0':12} {'draw, rank 1':12} logits     policy")
+    for step, (a, b) in enumerate(pairs):
+        assert [a[key] for key in SAME] == [b[key] for key in SAME], step
+        assert a["data"] != b["data"]
+        assert a["own"], f"rank 0 ran another order in step {step}"
+        assert b["own"], f"rank 1 ran another order in step {step}"
+        print(f"{step:4} {a['phase']:7} {a['draw']:12} {b['draw']:12} {a['logits']} {a['policy']}")
+    policy = [(a, b) for a, b in pairs if a["phase"] == "policy"]
+    assert sum(a["draw"] == b["draw"] for a, b in policy) <= 2, "the cold draws are alike"
+    assert len({a["policy"] for a, _ in policy}) > len(policy) // 2
+    return policy
+
+
+def test_plain_ddp(tmp_path):
+    """Cases 6, 7 and 8: no unused parameters, no buffer broadcast, no shared random numbers."""
+    ranks = run(tmp_path)
+    compare(ranks, steps=10)
+    assert ranks[0]["parameters"] == 16
+
+
+@pytest.mark.slow
+def test_plain_ddp_for_100_steps(tmp_path):
+    compare(run(tmp_path, epochs=20), steps=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"bad": "nan"},
+        {"bad": "uneven"},
+        {"accumulate": 2},
+        {"precision": "bf16-mixed"},
+        {"precision": "bf16-true"},
+        {"bad": "nan", "accumulate": 2, "precision": "bf16-mixed"},
+    ],
+    ids=str,
+)
+def test_trouble_on_one_rank(tmp_path, kwargs):
+    compare(run(tmp_path, epochs=2, **kwargs), steps=10)
