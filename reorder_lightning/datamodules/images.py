@@ -5,50 +5,150 @@ used: a quarter of the memory traffic of float32 between worker processes and to
 """
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+import struct
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torchvision.transforms import v2
 
-from reorder_lightning.datamodules.sampling import AUGMENT, IntArray, random_bits, uniform
+try:
+    import simplejpeg
+except ImportError:  # an extra
+    simplejpeg = None
 
 Augment = Literal["none", "flip", "paper", "modern"]
 Transform = Callable[[Tensor], Tensor]
+Box = tuple[int, int, int, int]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".gif")
+
+# What PIL's decoders raise at damaged files, besides OSError.
+_DAMAGE = (
+    SyntaxError,
+    ValueError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
 
 
-def decode_image(data: bytes | str | Path, *, exif: bool = False) -> Tensor:
-    """Decodes a file or its bytes to RGB.
+def decode_image(
+    data: bytes,
+    *,
+    exif: bool = False,
+    box: Box | None = None,
+    cover: tuple[int, int] | None = None,
+    any_size: bool = False,
+) -> Tensor:
+    """Decodes the bytes of an image file to 8-bit RGB, whatever its format and colour mode.
+
+    16-bit grey is scaled, not clipped. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size,
+    and other large images are averaged over squares, as far as `cover` allows: less work and far
+    less memory for the same picture after resizing.
 
     Args:
-        data: Path or file content, in any format that PIL reads, of any colour mode.
+        data: File content.
         exif: Turn the image upright as its EXIF orientation says. Off by default, as in the
             published ImageNet figures.
+        box: Left, top, width and height of the part to keep, in pixels of the whole image.
+        cover: Height and width that the result must not fall below if the file doesn't.
+        any_size: Open images above `PIL.Image.MAX_IMAGE_PIXELS` too (which stays as it is).
 
     Returns:
         uint8 tensor `(3, H, W)`.
 
     Raises:
-        OSError: If it isn't a whole image (PIL's `UnidentifiedImageError` included).
+        OSError: If it isn't a whole image; PIL's `UnidentifiedImageError` is one.
     """
-    with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data) as image:
-        upright = ImageOps.exif_transpose(image) if exif else image
-        pixels = np.array(upright.convert("RGB"))
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    try:
+        with _open(io.BytesIO(data), any_size) as image:
+            full = image.size
+            if cover is not None:
+                region = (full[1], full[0]) if box is None else (box[3], box[2])
+                image = _reduce(image, min(region[0] / cover[0], region[1] / cover[1]))
+            if image.size == full and not exif and image.format == "JPEG":
+                pixels = _turbo(data, image.mode)
+            else:
+                pixels = None
+            if pixels is None:
+                upright = ImageOps.exif_transpose(image) if exif else image
+                pixels = torch.from_numpy(np.array(_to_rgb(upright))).permute(2, 0, 1)
+    except _DAMAGE as error:
+        raise OSError(f"damaged image: {error}") from error
+    return pixels if box is None else _crop(pixels, box, full)
+
+
+def _open(file: io.BytesIO, any_size: bool) -> Image.Image:
+    """`Image.open`; `any_size` asks PIL's format plugins directly, past its global size limit."""
+    if not any_size:
+        return Image.open(file)
+    Image.init()
+    prefix = file.read(16)
+    for name in Image.ID:
+        factory, accept = Image.OPEN[name]
+        if accept is not None and accept(prefix) is not True:
+            continue
+        file.seek(0)
+        try:
+            return factory(file, "")
+        except (SyntaxError, IndexError, TypeError, struct.error):
+            continue
+    raise UnidentifiedImageError("cannot identify image file")
+
+
+def _reduce(image: Image.Image, factor: float) -> Image.Image:
+    """Makes an image up to `factor` times smaller in the cheapest way its format has."""
+    if factor < 2:
+        return image
+    if image.format == "JPEG" and isinstance(image, ImageFile.ImageFile):
+        width, height = image.size
+        image.draft(None, (int(width / factor), int(height / factor)))
+        return image
+    if image.mode == "1":
+        image = image.convert("L")
+    return image.reduce(int(factor)) if image.mode in ("L", "RGB", "RGBA") else image
+
+
+def _turbo(data: bytes, mode: str) -> Tensor | None:
+    """Decodes by simplejpeg, where installed: PIL's pixels in less time. None: leave it to PIL."""
+    if simplejpeg is None or mode not in ("RGB", "L"):
+        return None  # CMYK, whose conversion differs
+    try:
+        return torch.from_numpy(simplejpeg.decode_jpeg(data, "RGB")).permute(2, 0, 1)
+    except ValueError:
+        return None
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64)
+        eight = values >> 8 if image.mode != "I" or values.max(initial=0) > 255 else values
+        image = Image.fromarray(eight.clip(0, 255).astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # PIL warns at the direct way
+    return image.convert("RGB")
+
+
+def _crop(pixels: Tensor, box: Box, full: tuple[int, int]) -> Tensor:
+    """Cuts `box`, given in a picture of size `full` `(width, height)`, out of a reduced one."""
+    sx, sy = pixels.shape[2] / full[0], pixels.shape[1] / full[1]
+    left, top, width, height = box
+    x0, x1 = round(left * sx), round((left + width) * sx)
+    y0, y1 = round(top * sy), round((top + height) * sy)
+    return pixels[:, y0 : max(y1, y0 + 1), x0 : max(x1, x0 + 1)]
 
 
 def build_transform(
-    augment: Augment, image_size: tuple[int, int], *, crop_ratio: float, train: bool
+    augment: Augment, image_size: tuple[int, int], *, crop_ratio: float | None, train: bool
 ) -> v2.Compose:
     """The transform of one word, from uint8 `(3, h, w)` to uint8 `(3, H, W)`.
 
@@ -57,12 +157,13 @@ def build_transform(
     probability 0.5; that is the whole recipe of REOrder (Kutscher et al., 2025), there with
     `crop_ratio` 224 / 256, which "paper" always uses. "modern" is a random-resized crop, flip,
     RandAugment (Cubuk et al., 2020) and random erasing (Zhong et al., 2020); mixup and cutmix
-    belong to whole batches and are added by the DataModule.
+    belong to whole batches, see `mix`.
 
     Args:
         augment: The word.
         image_size: Height and width of the result.
-        crop_ratio: Side of the crop over side of the resized image.
+        crop_ratio: Side of the crop over side of the resized image. None: the whole image is
+            resized whatever its aspect, for images that are crops already.
         train: False gives the evaluation transform.
 
     Returns:
@@ -76,7 +177,6 @@ def build_transform(
             f"Expected argument `augment` to be 'none', 'flip', 'paper' or 'modern' but got"
             f" {augment!r}."
         )
-    ratio = 224 / 256 if augment == "paper" else crop_ratio
     if train and augment == "modern":
         return v2.Compose(
             [
@@ -86,23 +186,60 @@ def build_transform(
                 v2.RandomErasing(p=0.25, value=128),
             ]
         )
-    steps: list[Transform] = [_ResizeShortSide(image_size, ratio), v2.CenterCrop(image_size)]
+    steps: list[Transform]
+    if crop_ratio is None:
+        steps = [v2.Resize(image_size, antialias=True)]
+    else:
+        steps = [_ResizeShortSide(covering_size(augment, image_size, crop_ratio))]
+        steps.append(v2.CenterCrop(image_size))
     if train and augment != "none":
         steps.append(v2.RandomHorizontalFlip())
     return v2.Compose(steps)
 
 
-class _ResizeShortSide:
-    """Resizes so that a box of `image_size / ratio` is just covered; squares: the short side."""
+def covering_size(
+    augment: Augment, image_size: tuple[int, int], crop_ratio: float | None
+) -> tuple[int, int]:
+    """Height and width that an image is resized to cover before it is cropped to `image_size`."""
+    ratio = 224 / 256 if augment == "paper" and crop_ratio else crop_ratio or 1.0
+    return round(image_size[0] / ratio), round(image_size[1] / ratio)
 
-    def __init__(self, image_size: tuple[int, int], ratio: float) -> None:
-        self.height, self.width = (round(side / ratio) for side in image_size)
+
+class _ResizeShortSide:
+    """Resizes an image until it just covers a size; for a square: its short side."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.height, self.width = size
 
     def __call__(self, image: Tensor) -> Tensor:
         h, w = image.shape[-2:]
         scale = max(self.height / h, self.width / w)
-        size = [max(self.height, round(h * scale)), max(self.width, round(w * scale))]
+        # Cut off, not rounded, as torchvision's Resize does.
+        size = [max(self.height, int(h * scale)), max(self.width, int(w * scale))]
+        if size == [h, w]:
+            return image
         return v2.functional.resize(image, size, antialias=True)  # type: ignore[no-any-return]
+
+
+def mix(images: Tensor, targets: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Mixup (Zhang et al., 2018, alpha 0.8) or cutmix (Yun et al., 2019, alpha 1), half each.
+
+    Args:
+        images: `(B, 3, H, W)`.
+        targets: int64 `(B,)`.
+        num_classes: Number of classes C.
+
+    Returns:
+        Mixed images and soft targets, float32 `(B, C)`.
+    """
+    either = v2.RandomChoice(
+        [
+            v2.MixUp(alpha=0.8, num_classes=num_classes),
+            v2.CutMix(alpha=1.0, num_classes=num_classes),
+        ]
+    )
+    mixed, soft = either(images, targets)
+    return mixed, soft
 
 
 @contextmanager
@@ -117,74 +254,3 @@ def seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(state)
-
-
-class TensorImages:
-    """Images in memory; whole batches are gathered and flipped at once.
-
-    Args:
-        images: uint8 `(N, 3, h, w)`.
-        targets: int64 `(N,)`.
-        names: File name of each image.
-        augment: Training transform, see `build_transform`.
-        image_size: Height and width that the model sees.
-        vertical: "flip" also turns images upside down: right for views from above.
-        seed: Seed of the augmentation.
-    """
-
-    def __init__(
-        self,
-        images: Tensor,
-        targets: Tensor,
-        names: Sequence[str],
-        *,
-        augment: Augment,
-        image_size: tuple[int, int],
-        vertical: bool = False,
-        seed: int = 0,
-    ) -> None:
-        self.images = images
-        self.targets = targets
-        self.names = names
-        self.augment = augment
-        self.vertical = vertical
-        self.seed = seed
-        self._transform = build_transform(augment, image_size, crop_ratio=1.0, train=True)
-        self._eval = build_transform(augment, image_size, crop_ratio=1.0, train=False)
-        # Without resizing or cropping a batch needs no work for each image.
-        self._plain = augment in ("none", "flip") and tuple(images.shape[-2:]) == image_size
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def name(self, index: int) -> str:
-        """File name of an image."""
-        return self.names[index]
-
-    def batch(self, indices: IntArray, epoch: int | None) -> tuple[Tensor, Tensor, list[str]]:
-        """See `ImageSource.batch`."""
-        which = torch.from_numpy(indices)
-        images, targets = self.images[which], self.targets[which]
-        if not self._plain:
-            images = self._each(images, indices, epoch)
-        elif epoch is not None and self.augment == "flip":
-            flip_(images, -1, uniform(AUGMENT, self.seed, epoch, indices, 0) < 0.5)
-            if self.vertical:
-                flip_(images, -2, uniform(AUGMENT, self.seed, epoch, indices, 1) < 0.5)
-        return images, targets, []
-
-    def _each(self, images: Tensor, indices: IntArray, epoch: int | None) -> Tensor:
-        if epoch is None:
-            return torch.stack([self._eval(image) for image in images])
-        seeds = random_bits(AUGMENT, self.seed, epoch, indices) >> np.uint64(1)
-        out = []
-        for image, seed in zip(images, seeds, strict=True):
-            with seeded(int(seed)):
-                out.append(self._transform(image))
-        return torch.stack(out)
-
-
-def flip_(images: Tensor, dim: int, where: npt.NDArray[np.bool_]) -> None:
-    """Flips the images `(B, 3, H, W)` that `where` `(B,)` chooses, in place."""
-    which = torch.from_numpy(np.flatnonzero(where))
-    images[which] = images[which].flip(dim)

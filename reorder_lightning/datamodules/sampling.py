@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 # First keys of `random_bits`, so that no two uses ever share their numbers.
 SHUFFLE, AUGMENT, MIX, SPLIT = range(4)
@@ -142,6 +143,40 @@ def eval_batches(
     return batches
 
 
+def held_out(groups: IntArray, targets: IntArray, fraction: float, seed: int) -> BoolArray:
+    """Chooses about `fraction` of each class for validation, whole groups at a time.
+
+    Args:
+        groups: int64 `(N,)`; images of one group (views of one place) stay together.
+        targets: int64 `(N,)`; a group counts for the class of its first image.
+        fraction: Share of each class's groups, in [0, 1); at least one group of a class that has
+            two, if it isn't 0.
+        seed: Seed of the choice.
+
+    Returns:
+        bool `(N,)`, True for images that are held out.
+
+    Raises:
+        ValueError: If `fraction` isn't in [0, 1).
+
+    Example:
+        >>> held_out(np.arange(4), np.array([0, 0, 1, 1]), 0.5, seed=0).sum()
+        np.int64(2)
+    """
+    if not 0 <= fraction < 1:
+        raise ValueError(f"Expected argument `val_split` to be in [0, 1) but got {fraction}.")
+    unique, first, inverse = np.unique(groups, return_index=True, return_inverse=True)
+    classes = targets[first]
+    order = np.lexsort((random_bits(SPLIT, seed, unique), classes))
+    _, starts, counts = np.unique(classes[order], return_index=True, return_counts=True)
+    wanted = np.rint(counts * fraction).astype(np.int64)
+    wanted = np.where((fraction > 0) & (counts > 1), np.clip(wanted, 1, counts - 1), wanted)
+    place = np.arange(len(unique)) - np.repeat(starts, counts)
+    chosen = np.zeros(len(unique), dtype=np.bool_)
+    chosen[order] = place < np.repeat(wanted, counts)
+    return np.asarray(chosen[inverse.reshape(-1)])
+
+
 def _check_length(length: int, world_size: int) -> None:
     if length < world_size:
         raise ValueError(
@@ -160,7 +195,7 @@ class ImageSource(Protocol):
         ...
 
     def batch(self, indices: IntArray, epoch: int | None) -> tuple[Tensor, Tensor, list[str]]:
-        """Reads images `(B, 3, H, W)` uint8, targets `(B,)` int64, and names of replaced files.
+        """Reads images `(B, 3, H, W)` uint8, targets `(B,)` int64, and names of files skipped.
 
         `epoch` seeds the augmentation, together with each index; None switches it off.
         """
@@ -291,8 +326,11 @@ class EpochLoader:
             self.position += 1
             self._note(replaced)
             images = self.finish(images) if self.finish else images
-            second = [self.dataset.name(int(i)) for i in indices] if self.names else targets
-            yield images, second
+            yield images, self._names(indices, replaced) if self.names else targets
+
+    def _names(self, indices: IntArray, left_out: list[str]) -> list[str]:
+        names = [self.dataset.name(i) for i in indices.tolist()]
+        return [name for name in names if name not in left_out]
 
     def _note(self, replaced: list[str]) -> None:
         """Logs each unreadable file once, with the count so far."""
@@ -300,7 +338,7 @@ class EpochLoader:
             if name not in self.replaced:
                 self.replaced.add(name)
                 _log.warning(
-                    "Unreadable image replaced by another one (%d so far): %s",
+                    "Unreadable image skipped (%d so far): %s",
                     len(self.replaced),
                     name,
                 )

@@ -6,12 +6,14 @@ ACM SIGSPATIAL 2010. The images are from the USGS National Map and in the public
 
 import zipfile
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import torch
 
 from reorder_lightning.datamodules.base import ImageDataModule, Split
-from reorder_lightning.datamodules.images import Augment, TensorImages, decode_image
+from reorder_lightning.datamodules.images import decode_image
 from reorder_lightning.datamodules.sampling import ImageSource
+from reorder_lightning.datamodules.sources import TensorImages
 
 ARCHIVE = Path(__file__).with_name("ucmerced64.zip")
 SIDE = 64
@@ -51,10 +53,8 @@ class UCMerced(ImageDataModule):
 
     Args:
         image_size: Side, or height and width, that the model sees.
-        batch_size: Images a batch, in each process.
-        num_workers: Worker processes. 0 is the fastest here.
-        augment: Training transform. "flip" flips both ways, as these are views from above.
-        seed: Seed of order and augmentation.
+        **options: `batch_size`, `num_workers` (0 is the fastest here), `augment` ("flip" flips both
+            ways, as these are views from above), `seed` and `predict_path`, see `ImageDataModule`.
 
     Example:
         >>> data = UCMerced(batch_size=8)
@@ -63,23 +63,13 @@ class UCMerced(ImageDataModule):
         (torch.Size([8, 3, 64, 64]), torch.int64)
     """
 
-    def __init__(
-        self,
-        image_size: int | tuple[int, int] = SIDE,
-        batch_size: int = 64,
-        num_workers: int = 0,
-        augment: Augment = "flip",
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, image_size: int | tuple[int, int] = SIDE, **options: Any) -> None:
         super().__init__(
             class_names=CLASSES,
             image_size=image_size,
             mean=(0.4872, 0.4950, 0.4545),
             std=(0.2016, 0.1862, 0.1842),
-            batch_size=batch_size,
-            num_workers=num_workers,
-            augment=augment,
-            seed=seed,
+            **options,
         )
 
     def source(self, split: Split) -> ImageSource:

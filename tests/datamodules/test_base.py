@@ -8,7 +8,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from reorder_lightning.datamodules.base import ImageDataModule
-from reorder_lightning.datamodules.images import TensorImages
+from reorder_lightning.datamodules.sources import TensorImages
 
 
 class Tiny(ImageDataModule):
@@ -87,21 +87,27 @@ class Save(Callback):
         trainer.save_checkpoint(self.root / f"epoch={trainer.current_epoch}.ckpt")
 
 
-@pytest.mark.parametrize("augment", ["flip", "modern"])
-@pytest.mark.parametrize("workers", [(0, 0), (0, 2)], ids=["here", "workers"])
-@pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 15}], ids=["epochs", "steps"])
-def test_resume_at_any_step_sees_the_same_pixels(tmp_path, limit, workers, augment):
+@pytest.mark.parametrize(
+    ("limit", "workers", "augment", "steps"),
+    [
+        ({"max_epochs": 3}, 0, "flip", (1, 4, 5, 7)),
+        ({"max_steps": 15}, 0, "flip", (4, 5, 7)),
+        ({"max_epochs": 3}, 2, "modern", (7,)),
+    ],
+    ids=["epochs", "steps", "workers"],
+)
+def test_resume_at_any_step_sees_the_same_pixels(tmp_path, limit, workers, augment, steps):
     """Case 4: mid-epoch resume goes on with the next batch, with no warning."""
     whole = Recorder()
     trainer(tmp_path, callbacks=[Save(tmp_path)], enable_checkpointing=False, **limit).fit(
-        whole, datamodule=Tiny(num_workers=workers[0], augment=augment)
+        whole, datamodule=Tiny(augment=augment)
     )
     assert len(whole.seen) == 15
-    for step in (1, 4, 5, 7) if augment == "flip" else (7,):
+    for step in steps:
         rest = Recorder()
         trainer(tmp_path, enable_checkpointing=False, **limit).fit(
             rest,
-            datamodule=Tiny(num_workers=workers[1], augment=augment),
+            datamodule=Tiny(num_workers=workers, augment=augment),
             ckpt_path=tmp_path / f"step={step}.ckpt",
         )
         assert rest.seen == whole.seen[step:]
@@ -121,13 +127,13 @@ def test_resume_at_the_end_of_an_epoch(tmp_path):
 
 def test_workers_do_not_change_a_pixel(tmp_path):
     runs = []
-    for workers in (0, 1, 2):
+    for workers in (0, 2):
         model = Recorder()
         trainer(tmp_path, max_epochs=2, enable_checkpointing=False).fit(
             model, datamodule=Tiny(num_workers=workers, augment="modern")
         )
         runs.append(model.seen)
-    assert runs[0] == runs[1] == runs[2]
+    assert runs[0] == runs[1]
 
 
 def test_training_leaves_the_global_generator_alone(tmp_path):
