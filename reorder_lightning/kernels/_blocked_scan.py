@@ -49,7 +49,8 @@ class _Workspace(threading.local):
         key = (role, like.device, like.dtype)
         buffer = self.buffers.get(key)
         if buffer is None or buffer.numel() < numel:
-            buffer = like.new_empty(numel)
+            with torch.inference_mode(False):  # what validation allocates, training writes to
+                buffer = like.new_empty(numel)
             self.buffers[key] = buffer
         return buffer[:numel].view(*shape)
 

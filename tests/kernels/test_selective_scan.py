@@ -221,6 +221,14 @@ def test_threads_do_not_share_workspaces():
     assert equal == [True] * 80
 
 
+def test_workspaces_made_in_inference_mode_serve_training():
+    _blocked_scan._WORKSPACE.buffers.clear()
+    inputs = make_inputs(1, 1, 3, 2, 5)
+    with torch.inference_mode():
+        selective_scan(**inputs)
+    selective_scan(**leaves(inputs, torch.float64)).sum().backward()
+
+
 def test_workspaces_are_bounded():
     for batch, length in [(1, 400), (40, 50), (3, 999)]:
         inputs = {k: v.float() for k, v in make_inputs(batch, 1, 32, 16, length).items()}
