@@ -27,6 +27,11 @@ class Decision:
     gain: float
     gain_se: float
 
+    def __str__(self) -> str:
+        """One line for the log."""
+        outcome = "The learned order is accepted" if self.accepted else "The start order is kept"
+        return f"{outcome}: gain {self.gain:.4g}, standard error {self.gain_se:.2g}."
+
 
 def paired_gain(differences: Sequence[float]) -> tuple[float, float]:
     """Mean of a series of paired differences and its standard error.

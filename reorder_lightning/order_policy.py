@@ -8,6 +8,7 @@ the rewards say nothing. This one differs in two ways: it moves only as far as t
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -171,6 +172,14 @@ class OrderPolicy:
             return 0.0
         done = min(self.updates / self.exploring_updates, 1.0)
         return self.peak_temperature * temperature_share(self.schedule, done)
+
+    @property
+    def entropy_proxy(self) -> float:
+        """Entropy of the first patch of the next draw, as a share of the largest possible."""
+        if self.temperature < _COLD or len(self.logits) < 2:
+            return 0.0
+        first = torch.distributions.Categorical(logits=self._tempered().logits)
+        return float(first.entropy()) / math.log(len(self.logits))
 
     @property
     def drawn_share(self) -> float:

@@ -43,8 +43,12 @@ class REOrder(Callback):
 
     Logged at every policy update: ``reorder/phase`` (0 warm-up, 1 policy, 2 frozen),
     ``reorder/temperature``, ``reorder/reward``, ``reorder/baseline``, ``reorder/advantage_std``,
-    ``reorder/entropy_proxy`` (entropy of the first choice, as a share of the largest possible) and
-    ``reorder/kendall_to_start`` (1: the order has not moved; 0: unrelated).
+    ``reorder/entropy_proxy`` (entropy of the first choice, as a share of the largest possible),
+    ``reorder/drawn_share`` (share of the images that were read in a drawn order: what exploring
+    costs) and ``reorder/kendall_to_start`` (1: the order has not moved; 0: unrelated). In the trial
+    ``reorder/difference``, the learned order's reward minus the start order's; at its end
+    ``reorder/accepted`` (1: the learned order stays), ``reorder/gain`` and ``reorder/gain_se``, the
+    mean of these differences and its standard error. See `OrderPolicy` for when to expect a gain.
 
     Args:
         start: order to start from: a name, a file, a checkpoint, or a list. None: the model's own.
@@ -52,12 +56,17 @@ class REOrder(Callback):
         policy: length of the policy phase, likewise. 0 switches the policy off.
         draws_per_batch: orders drawn for a batch; image ``i`` reads in draw ``i % K``.
             ``"image"``: one draw for each image.
-        lr: learning rate of the policy. None: follows the number of updates.
+        estimator: how rewards move the policy: ``"rank"``, or ``"score"`` as published; this and
+            the arguments down to ``acceptance`` are explained by `OrderPolicy`.
+        lr: learning rate of ``estimator="score"``. None: follows the number of updates.
         peak_temperature: largest temperature of the draws.
-        schedule: ``"triangular"``, ``"linear"`` or ``"cosine"``: temperature over the policy phase.
+        schedule: of the temperature over the policy phase: ``"constant"``, ``"triangular"``,
+            ``"linear"`` or ``"cosine"``.
         log_prob: ``"exact"``: of the distribution that the draws come from; ``"paper"``: of the
             logits without temperature, as published.
-        baseline: what a reward is compared with, see `OrderPolicy`.
+        baseline: what a reward is compared with: ``"leave-one-out"`` or ``"ema"``.
+        acceptance: keep the start order unless the learned one wins a paired trial at the end of
+            the policy phase. False: take what was learned, as published.
         warmup_order: ``"start"``, or ``"row"`` as in the paper's text.
         reward_fn: ``(outputs of training_step, batch) -> rewards (B,)``, larger is better. None:
             ``pl_module.reorder_reward(outputs, batch)``, ``outputs["reorder_reward"]``, or minus
@@ -83,11 +92,13 @@ class REOrder(Callback):
         warmup: int | float = 0.15,
         policy: int | float = 0.30,
         draws_per_batch: int | Literal["image"] = 8,
+        estimator: str = "rank",
         lr: float | None = None,
-        peak_temperature: float = 0.5,
-        schedule: str = "triangular",
+        peak_temperature: float = 0.3,
+        schedule: str = "constant",
         log_prob: str = "exact",
         baseline: str = "leave-one-out",
+        acceptance: bool = True,
         warmup_order: Literal["start", "row"] = "start",
         reward_fn: RewardFn | None = None,
         target: str | None = None,
@@ -120,11 +131,13 @@ class REOrder(Callback):
         self.policy_span = policy
         self.draws_per_batch = draws_per_batch
         self.policy_args: dict[str, Any] = {
+            "estimator": estimator,
             "lr": lr,
             "peak_temperature": peak_temperature,
             "schedule": schedule,
             "log_prob": log_prob,
             "baseline": baseline,
+            "acceptance": acceptance,
             "seed": seed,
         }
         self.warmup_order = warmup_order
@@ -236,12 +249,15 @@ class REOrder(Callback):
         state, self._loaded = self._loaded, None
         if state is not None:
             self._start_order = state["start"]
-        if trainer.ckpt_path is not None:
+        if trainer.ckpt_path is not None and self._step:
             _warn_of_missing(no_policy=state is None, no_order=self.layer.loaded is False)
         self.policy = None
         if self.phases.policy:
             self.policy = OrderPolicy(
-                self.start_order, total_updates=self.phases.policy, **self.policy_args
+                self.start_order,
+                total_updates=self.phases.policy,
+                grid_size=self.grid_size,
+                **self.policy_args,
             )
             if state is not None and "policy" in state:
                 self.policy.load_state_dict(state["policy"])
@@ -313,13 +329,29 @@ class REOrder(Callback):
         alone = trainer.world_size == 1
         values = {
             "temperature": self.policy.temperature,
+            "entropy_proxy": self.policy.entropy_proxy,
             **self.policy.update(None if alone else reduce),
         }
-        self.layer.order = self.policy.mode
+        self.layer.order = self.policy.order
         values["kendall_to_start"] = kendall_tau(self.policy.mode, self.start_order)
         if self.phase == "frozen":
-            rank_zero_info("REOrder: the policy phase is over; the order is frozen.")
+            decision = self.policy.decide()
+            rank_zero_info(f"REOrder: the policy phase is over. {decision}")
+            values |= {
+                "accepted": float(decision.accepted),
+                "gain": decision.gain,
+                "gain_se": decision.gain_se,
+            }
         return values
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so if the training ends in the middle of the policy phase."""
+        if self.phase == "policy" and self.policy is not None and self.policy.updates:
+            rank_zero_warn(
+                "REOrder: the training ended within the policy phase. The model has the order "
+                "learned so far, which was not yet compared with the start order; resume the "
+                "training, or shorten `warmup` and `policy`."
+            )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave no draw and no hook of the training behind in the model."""

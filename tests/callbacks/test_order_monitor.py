@@ -58,7 +58,8 @@ def fit(folder, callbacks, logger=False, ckpt_path=None, **kwargs):
 
 
 def reorder():
-    return REOrder(warmup=1, policy=2, lr=0.2, peak_temperature=1.0)
+    learner = {"estimator": "score", "lr": 0.2, "peak_temperature": 1.0, "acceptance": False}
+    return REOrder(warmup=1, policy=2, **learner)
 
 
 def table(folder):
