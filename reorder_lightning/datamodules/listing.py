@@ -8,6 +8,7 @@ import hashlib
 import os
 import sys
 import time
+import zipfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -108,9 +109,9 @@ def save_arrays(path: Path, **arrays: npt.NDArray[Any]) -> None:
 def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]] | None:
     """Reads a cache file; None if it is missing or damaged."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
-    except (OSError, ValueError, EOFError, KeyError):
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None
 
 

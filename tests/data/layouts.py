@@ -83,19 +83,28 @@ def devkit(root, ids, wnid_of_id):
 
 
 def parquet(path, items, names, image="image", label="label", **more):
-    """A shard as the datasets package writes it: image struct, ClassLabel in the metadata."""
-    from datasets import ClassLabel, Dataset, Features, Value
-    from datasets import Image as ImageFeature
+    """A shard as the datasets package writes it: image struct, class names in the metadata."""
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
 
     columns = {
-        image: [{"bytes": data, "path": file} for file, data, _ in items],
-        label: [index for *_, index in items],
-        **more,
+        image: pa.array(
+            [{"bytes": data, "path": file} for data, file, _ in items],
+            pa.struct({"bytes": pa.binary(), "path": pa.string()}),
+        ),
+        label: pa.array([index for *_, index in items], pa.int64()),
+        **{name: pa.array(values, pa.int64()) for name, values in more.items()},
     }
-    features = {image: ImageFeature(decode=False), label: ClassLabel(names=list(names))}
-    features |= {name: Value("int64") for name in more}
+    features = {
+        image: {"_type": "Image"},
+        label: {"names": list(names), "_type": "ClassLabel"},
+        **{name: {"dtype": "int64", "_type": "Value"} for name in more},
+    }
+    table = pa.table(columns).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    Dataset.from_dict(columns, features=Features(features)).to_parquet(str(path))
+    write_table(table, path)
     return path
 
 
