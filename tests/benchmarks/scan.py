@@ -8,8 +8,8 @@ with 1 if a target is missed.
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from mambapy.pscan import pscan
@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from reorder_lightning.kernels import _blocked_scan
 from reorder_lightning.kernels.selective_scan import selective_scan
+from tests.benchmarks.timing import Report, interleaved_seconds
 from tests.kernels.references import relative_error, selective_scan_reference
 
 Scan = Callable[..., Tensor]
@@ -75,18 +76,9 @@ def step(scan: Scan, inputs: tuple[Tensor, ...]) -> None:
 
 
 def times(scans: dict[str, Scan], inputs: tuple[Tensor, ...], rounds: int) -> dict[str, float]:
-    """Seconds of the least disturbed forward and backward pass, the scans taking turns.
-
-    The minimum, since what else runs on the machine only ever adds time.
-    """
-    found: dict[str, list[float]] = {name: [] for name in scans}
-    for i in range(rounds + 1):
-        for name, scan in scans.items():
-            start = time.perf_counter()
-            step(scan, inputs)
-            if i > 0:  # the first round warms up
-                found[name].append(time.perf_counter() - start)
-    return {name: min(x) for name, x in found.items()}
+    """Seconds of a forward and backward pass of each."""
+    runs = {name: partial(step, scan, inputs) for name, scan in scans.items()}
+    return interleaved_seconds(runs, rounds)
 
 
 def peak_memory(scan: Scan, inputs: tuple[Tensor, ...]) -> float:
@@ -125,36 +117,25 @@ def main() -> int:
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
-    missed = 0
-
-    def line(text: str, value: float, target: float, at_least: bool) -> None:
-        nonlocal missed
-        met = value >= target if at_least else value <= target
-        missed += not met
-        sign = ">=" if at_least else "<="
-        print(f"{text:<52}{value:>10.3g}   target {sign} {target:<8g}{'' if met else 'MISSED'}")
-
+    report = Report()
     for shape, (slow_target, target) in list(TARGETS.items())[: 1 if args.quick else None]:
         inputs = make_inputs(*shape)
         found = times({"own": selective_scan, "mambapy": mambapy}, inputs, 5 if args.quick else 15)
-        line(f"{shape} mambapy / own", found["mambapy"] / found["own"], target, True)
+        report.line(f"{shape} mambapy / own", found["mambapy"] / found["own"], target)
+        report.note("    own, forward + backward, ms", found["own"] * 1e3)
         if slow_target is not None:
             found = times({"own": selective_scan, "slow": reference}, inputs, 5)
-            line(
-                f"{shape} mamba-ssm reference / own",
-                found["slow"] / found["own"],
-                slow_target,
-                True,
-            )
-        print(f"    own {found['own'] * 1e3:.1f} ms forward + backward", flush=True)
+            ratio = found["slow"] / found["own"]
+            report.line(f"{shape} mamba-ssm reference / own", ratio, slow_target)
 
     inputs = make_inputs(8, 192, 197)
     own, slow = peak_memory(selective_scan, inputs), peak_memory(reference, inputs)
-    line("(8, 192, 197) peak extra memory, MB", own, 25.0, False)
-    line("(8, 192, 197) memory, mamba-ssm reference / own", slow / own, 4.0, True)
+    report.line("(8, 192, 197) peak extra memory, MB", own, 25.0, at_most=True)
+    report.line("(8, 192, 197) memory, mamba-ssm reference / own", slow / own, 4.0)
     for delta in (0.1, 20.0):
-        line(f"error against float64, delta up to {delta:g}", worst_error(delta), 1e-5, False)
-    return int(missed > 0)
+        error = worst_error(delta)
+        report.line(f"error against float64, delta up to {delta:g}", error, 1e-5, at_most=True)
+    return report.status
 
 
 if __name__ == "__main__":

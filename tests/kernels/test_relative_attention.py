@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reorder_lightning.kernels import relative_attention as module
 from reorder_lightning.kernels.relative_attention import _Scores, _scores, relative_attention
 from tests.kernels.references import relative_attention_reference, relative_error
 
@@ -33,16 +34,19 @@ def make_inputs(heads=2, batch=2, queries=4, memory=0, dim=3, dtype=torch.float6
     dim=st.integers(1, 4),
     cls=st.sampled_from([None, "first", "last"]),
     causal=st.booleans(),
+    block=st.sampled_from([1, 2, 3, 64]),
 )
-def test_equals_the_literal_pairs(heads, batch, queries, memory, dim, cls, causal):
+def test_equals_the_literal_pairs(heads, batch, queries, memory, dim, cls, causal, block):
     inputs = make_inputs(heads, batch, queries, memory, dim)
     cls_index = {None: None, "first": 0, "last": queries - 1}[cls]
     expected = relative_attention_reference(**inputs, cls_index=cls_index, causal=causal)
-    got = relative_attention(**inputs, cls_index=cls_index, causal=causal)
-    assert relative_error(got, expected) < 1e-12
     pull = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, list(inputs.values()), pull, allow_unused=True)
-    found = torch.autograd.grad(got, list(inputs.values()), pull)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK", block)
+        got = relative_attention(**inputs, cls_index=cls_index, causal=causal)
+        found = torch.autograd.grad(got, list(inputs.values()), pull)
+    assert relative_error(got, expected) < 1e-12
     for name, e, g in zip(inputs, wanted, found, strict=True):
         assert relative_error(g, torch.zeros_like(g) if e is None else e) < 1e-10, name
 

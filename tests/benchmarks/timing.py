@@ -1,0 +1,42 @@
+"""What the benchmarks share: interleaved timing, and a table of values beside their targets."""
+
+import time
+from collections.abc import Callable
+
+
+def interleaved_seconds(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Seconds of the least disturbed of several rounds, in which the functions take turns.
+
+    The minimum, since whatever else runs on the machine only ever adds time. A first round warms up
+    and isn't counted.
+    """
+    found = dict.fromkeys(runs, float("inf"))
+    for i in range(rounds + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if i > 0:
+                found[name] = min(found[name], time.perf_counter() - start)
+    return found
+
+
+class Report:
+    """Prints values beside their targets and remembers whether one was missed.
+
+    Attributes:
+        status: 0 while all targets are met, else 1; an exit status.
+    """
+
+    def __init__(self) -> None:
+        self.status = 0
+
+    def line(self, text: str, value: float, target: float, *, at_most: bool = False) -> None:
+        """A value that should be at least (or at most) its target."""
+        met = value <= target if at_most else value >= target
+        self.status |= int(not met)
+        sign = "<=" if at_most else ">="
+        print(f"{text:<60}{value:>10.3g}   target {sign} {target:g}{'' if met else '   MISSED'}")
+
+    def note(self, text: str, value: float) -> None:
+        """A value without a target."""
+        print(f"{text:<60}{value:>10.3g}", flush=True)
