@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from lightning import LightningModule
 from timm.layers import PatchDropout
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -131,20 +133,35 @@ def _refuse(module: nn.Module, first: str) -> None:
                 f"The block {first!r} is used more than once in {name or type(owner).__name__!r}: "
                 f"it would order its tokens each time. {cure}"
             )
-    scope = submodule(module, first.split(".")[0])
-    for name, part in scope.named_modules():
-        where = f"{type(part).__name__} {name!r}" if name else type(part).__name__
+    for part in _around(module, first):
+        where = type(part).__name__
         position = _own_position(part)
         if position:
             raise ValueError(
-                f"{where} has {position}: its blocks give positions to places in the sequence, "
-                f"which an order of the tokens would move away from their patches. {cure}"
+                f"{where} has positions inside its blocks ({position}): they belong to places in "
+                f"the sequence, and an order would give each patch the position of another. {cure}"
             )
         if isinstance(part, PatchDropout) and part.prob > 0:
             raise ValueError(
                 f"{where} drops patches before the first block, so that the tokens there are no "
                 f"whole grid. Build the model with patch_drop_rate=0. {cure}"
             )
+
+
+def _around(module: nn.Module, first: str) -> Iterator[nn.Module]:
+    """The modules that the tokens of the first block may go through.
+
+    All of the model that holds the block; of a LightningModule, which may hold other models too,
+    only what stands beside the block.
+    """
+    for path in reversed(_parents(first)):
+        owner = submodule(module, path)
+        if not isinstance(owner, LightningModule):
+            yield from owner.modules()
+            return
+        yield owner
+        yield from owner.children()
+    yield from submodule(module, first).modules()
 
 
 def _own_position(part: nn.Module) -> str | None:

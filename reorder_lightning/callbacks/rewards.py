@@ -32,7 +32,8 @@ class LogitCapture:
 
     def __init__(self, model: nn.Module, classifier: nn.Module) -> None:
         self.logits: list[Tensor] = []
-        self.images: Tensor | None = None
+        self.images: list[Tensor] = []
+        self._versions: dict[int, int] = {}
         self._handles = [
             model.register_forward_pre_hook(self._keep_images),
             classifier.register_forward_hook(self._keep_logits),
@@ -40,7 +41,7 @@ class LogitCapture:
 
     def _keep_images(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         if model.training and args and isinstance(args[0], Tensor):
-            self.images = args[0]
+            self.images = [*self.images, args[0]]
 
     def _keep_logits(self, classifier: nn.Module, args: Any, output: Tensor) -> None:
         if classifier.training:
@@ -48,13 +49,13 @@ class LogitCapture:
 
     def start(self, batch: Any) -> None:
         """Forget the last batch; remember the state of this one's images."""
-        self.logits, self.images = [], None
+        self.logits, self.images = [], []
         self._versions = {id(t): t._version for t in _tensors(batch)}
 
     def images_unchanged(self) -> bool:
         """Whether the model got images of the batch as they were (MixUp makes new ones)."""
-        images = self.images
-        return images is not None and self._versions.get(id(images)) == images._version
+        same = [self._versions.get(id(images)) == images._version for images in self.images]
+        return bool(same) and all(same)
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -66,14 +67,17 @@ def capture_logits(module: nn.Module, layer: nn.Module) -> LogitCapture | None:
     """Watch the classifier of the model around ``layer``.
 
     The classifier is the linear layer that ``get_classifier()`` gives (timm), or the attribute
-    ``classifier`` (Hugging Face). None if no model around the layer has one.
+    ``classifier`` (Hugging Face). None if there is none, or it is not clear which.
     """
     around = [m for m in module.modules() if any(part is layer for part in m.modules())]
-    for model in reversed(around):
-        classifier = _classifier(model)
-        if classifier is not None:
-            return LogitCapture(model, classifier)
-    return None
+    with_head = [m for m in reversed(around) if _classifier(m) is not None]
+    if not with_head:  # the layer may stand beside the model
+        with_head = [m for m in module.modules() if _classifier(m) is not None]
+        if len(with_head) != 1:
+            return None
+    classifier = _classifier(with_head[0])
+    assert classifier is not None
+    return LogitCapture(with_head[0], classifier)
 
 
 def _classifier(module: nn.Module) -> nn.Module | None:
@@ -147,10 +151,12 @@ def _captured_rewards(
     reward = torch.stack(rewards).mean(0)
     if not capture.images_unchanged():
         # The training step made images of its own. That is harmless if it was, say, a flip; if it
-        # was MixUp, the batch's targets are not what the model was trained on.
+        # was MixUp, the batch's targets are not what the model was trained on. The loss tells: it
+        # is the mean, or the sum, of the cross-entropies of the forwards.
         expected = -reward.mean()
-        got = loss * accumulated if loss is not None else torch.tensor(float("nan"))
-        if not torch.isclose(got.float(), expected, rtol=1e-2) and reward.isfinite().all():
+        got = (loss * accumulated if loss is not None else torch.tensor(float("nan"))).float()
+        share = torch.stack([got, got / len(rewards)]) / expected
+        if not ((share - 1).abs() < 0.01).any() and reward.isfinite().all():
             raise ValueError(
                 "`training_step` gives the model other images than the batch's, and its loss "
                 f"({got:.4g}) isn't the cross-entropy with the batch's targets ({expected:.4g}). "

@@ -40,7 +40,7 @@ class Watch(Callback):
         self.rows = []
 
     def on_fit_start(self, trainer, pl_module):
-        pl_module.net.blocks[0].rnn.register_forward_pre_hook(self.see)
+        pl_module.net.blocks[0].read.register_forward_pre_hook(self.see)
         pl_module.net.pos_drop.register_forward_hook(self.before)
 
     def before(self, module, args, output):
