@@ -145,11 +145,9 @@ class ImageNet(ImageDataModule):
         val = held_out(index, targets, self.val_split, self.seed)
         if not train:
             return val & (targets >= 0)
-        if self.fraction == 1:
-            return ~val & (targets >= 0)
         # Another seed than the split's: the two choices must not depend on each other.
-        chosen = held_out(index, targets, self.fraction, self.seed + 1)
-        return chosen & ~val & (targets >= 0)
+        dropped = held_out(index, targets, 1 - self.fraction, self.seed + 1)
+        return ~dropped & ~val & (targets >= 0)
 
     def _labelled(self, split: str) -> tuple[Any, IntArray]:
         """Files of a split, and the class index of each, -1 for classes that aren't used."""

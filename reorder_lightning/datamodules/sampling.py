@@ -149,8 +149,8 @@ def held_out(groups: IntArray, targets: IntArray, fraction: float, seed: int) ->
     Args:
         groups: int64 `(N,)`; images of one group (views of one place) stay together.
         targets: int64 `(N,)`; a group counts for the class of its first image.
-        fraction: Share of each class's groups, in [0, 1); at least one group of a class that has
-            two, if it isn't 0.
+        fraction: Share of each class's groups, in [0, 1). If it isn't 0, at least one group of a
+            class is held out and at least one is left; a single group is left.
         seed: Seed of the choice.
 
     Returns:
@@ -170,7 +170,8 @@ def held_out(groups: IntArray, targets: IntArray, fraction: float, seed: int) ->
     order = np.lexsort((random_bits(SPLIT, seed, unique), classes))
     _, starts, counts = np.unique(classes[order], return_index=True, return_counts=True)
     wanted = np.rint(counts * fraction).astype(np.int64)
-    wanted = np.where((fraction > 0) & (counts > 1), np.clip(wanted, 1, counts - 1), wanted)
+    if fraction > 0:
+        wanted = wanted.clip(np.minimum(1, counts - 1), counts - 1)
     place = np.arange(len(unique)) - np.repeat(starts, counts)
     chosen = np.zeros(len(unique), dtype=np.bool_)
     chosen[order] = place < np.repeat(wanted, counts)

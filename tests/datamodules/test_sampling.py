@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from reorder_lightning.datamodules.sampling import (
     EpochLoader,
     eval_batches,
+    held_out,
     random_bits,
     train_batches,
     uniform,
@@ -124,6 +125,17 @@ def test_loader_resumes_at_any_batch(workers):
     assert rows(second) == rows(whole)  # and goes on with epoch 2
 
 
+def test_each_process_resumes_its_own_part_from_the_state_of_one():
+    wholes = [EpochLoader(Numbers(), 3, train=True, rank=r, world_size=2) for r in (0, 1)]
+    epochs = [rows(whole) for whole in wholes]
+    first = EpochLoader(Numbers(), 3, train=True, rank=0, world_size=2)
+    rows(first, count=1)
+    for rank, epoch in enumerate(epochs):
+        second = EpochLoader(Numbers(), 3, train=True, rank=rank, world_size=2)
+        second.load_state_dict(first.state_dict())
+        assert rows(second) == epoch[1:]
+
+
 def test_state_at_the_end_of_an_epoch_is_the_start_of_the_next():
     whole = EpochLoader(Numbers(), 4, train=True)
     epochs = [rows(whole), rows(whole)]
@@ -167,3 +179,31 @@ def test_replaced_files_are_logged_once(caplog):
     assert loader.replaced == {"1.png", "3.png"}
     assert len(caplog.records) == 2
     assert "(2 so far): 3.png" in caplog.text
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=12),
+    classes=st.integers(1, 4),
+    fraction=st.floats(0, 0.99),
+    seed=st.integers(0, 99),
+)
+def test_held_out_keeps_groups_together(sizes, classes, fraction, seed):
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    targets = groups % classes
+    chosen = held_out(groups, targets, fraction, seed)
+    for group in range(len(sizes)):
+        assert len(set(chosen[groups == group].tolist())) == 1
+    for c in range(min(classes, len(sizes))):
+        whole = {g for g in range(len(sizes)) if g % classes == c}
+        out = {g for g in whole if chosen[groups == g][0]}
+        if fraction == 0 or len(whole) == 1:
+            assert not out
+        else:
+            assert 1 <= len(out) < len(whole)
+            assert abs(len(out) - fraction * len(whole)) <= 1
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0])
+def test_held_out_fraction(fraction):
+    with pytest.raises(ValueError, match=r"`val_split` to be in \[0, 1\) but got"):
+        held_out(np.arange(3), np.zeros(3, dtype=np.int64), fraction, 0)
