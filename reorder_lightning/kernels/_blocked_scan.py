@@ -20,6 +20,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+NAME = "PyTorch"
 _LOG2_E = 1.0 / math.log(2.0)
 
 # Measured on CPU: a step of fewer than 2**15 elements isn't shared between threads by PyTorch, and
@@ -86,6 +87,11 @@ def softplus(x: Tensor, out: Tensor) -> Tensor:
     e = torch.abs(x, out=out).mul_(-_LOG2_E).exp2_()
     e.div_(e + 2.0).atanh_().mul_(2.0)
     return e.add_(x.clamp(min=0.0))
+
+
+def block_steps(batch: int, length: int, states: int, device: torch.device) -> int:
+    """Time steps between two states in ``bounds``; see ``block_sizes``."""
+    return block_sizes(batch, length, states, device)[1]
 
 
 def _at_least_one(n: int | torch.SymInt) -> int:

@@ -5,18 +5,15 @@ Source: A. Gu and T. Dao, "Mamba: Linear-Time Sequence Modeling with Selective S
 the same name in the mamba-ssm package.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from reorder_lightning.kernels._blocked_scan import (
-    block_sizes,
-    empty_like_channels_last,
-    scan_backward,
-    scan_forward,
-)
+from reorder_lightning.kernels._backends import announce, mamba_ssm_scan, scan_module
+from reorder_lightning.kernels._blocked_scan import empty_like_channels_last
 
 
 def selective_scan(
@@ -84,20 +81,34 @@ def selective_scan(
     for x in (u, delta, A, B, C, D, z, delta_bias):
         if x is not None and x.dtype == torch.float64:
             dtype = torch.float64
-    y, last_state, _ = _scan(
-        u.to(dtype),
-        delta.to(dtype),
-        A.to(dtype),
-        B.to(dtype),
-        C.to(dtype),
-        None if D is None else D.to(dtype),
-        None if delta_bias is None else delta_bias.to(dtype),
-        delta_softplus,
-    )
+
+    def cast(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.to(dtype)
+
+    args = (u.to(dtype), delta.to(dtype), A.to(dtype), B.to(dtype), C.to(dtype), cast(D))
+    fused = _fused_scan(args[0], return_last_state)
+    if fused is not None:
+        announce(u.device.type, "mamba-ssm")
+        with torch.autocast(u.device.type, enabled=False):
+            out = fused(*args, cast(z), cast(delta_bias), delta_softplus, return_last_state)
+        return (out[0].to(u.dtype), out[1]) if return_last_state else out.to(u.dtype)
+    y, last_state, _ = _scan(*args, cast(delta_bias), delta_softplus)
     if z is not None:
         y = y * F.silu(z.to(dtype))
     y = y.to(u.dtype)
     return (y, last_state) if return_last_state else y
+
+
+def _fused_scan(u: Tensor, return_last_state: bool) -> Callable[..., Any] | None:
+    """mamba-ssm's kernel where it can stand in for our op.
+
+    It is one op to eager mode only, takes no float64, and gives no gradient of the last state.
+    """
+    if u.device.type != "cuda" or u.dtype != torch.float32 or torch.compiler.is_compiling():
+        return None
+    if u.numel() == 0 or (return_last_state and torch.is_grad_enabled()):
+        return None
+    return mamba_ssm_scan()
 
 
 def _check(
@@ -154,7 +165,12 @@ def _scan(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output ``(B, D, L)``, last state ``(B, D, N)``, states at the starts of the blocks."""
     with torch.autocast(u.device.type, enabled=False):
-        return scan_forward(u, delta, A, B, C, D, delta_bias, delta_softplus)
+        module = scan_module(u)
+        announce(u.device.type, module.NAME)
+        result: tuple[Tensor, Tensor, Tensor] = module.scan_forward(
+            u, delta, A, B, C, D, delta_bias, delta_softplus
+        )
+        return result
 
 
 @_scan.register_fake
@@ -170,7 +186,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, width, length = u.shape
     _, groups, state, _ = B.shape
-    _, steps = block_sizes(batch, length, width * state, u.device)
+    steps = scan_module(u).block_steps(batch, length, width * state, u.device)
     bounds = u.new_empty(-(-length // steps), batch, groups, state, width // groups)
     return empty_like_channels_last(u), u.new_empty(batch, width, state), bounds
 
@@ -191,7 +207,11 @@ def _scan_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of ``u, delta, A, B, C, D, delta_bias``."""
     with torch.autocast(u.device.type, enabled=False):
-        return scan_backward(dy, dlast, u, delta, A, B, C, D, delta_bias, delta_softplus, bounds)
+        result: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+        result = scan_module(u).scan_backward(
+            dy, dlast, u, delta, A, B, C, D, delta_bias, delta_softplus, bounds
+        )
+        return result
 
 
 @_scan_backward.register_fake
