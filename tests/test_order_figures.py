@@ -1,13 +1,10 @@
 """Pictures of orders: what they show, and that they leave pyplot alone."""
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot
 
-from reorder_lightning import order_figures
 from reorder_lightning.order_figures import draw_order, draw_orders, to_image, to_png
 from reorder_lightning.orders import ORDERS, hilbert, snake
 
@@ -62,9 +59,3 @@ def test_pyplot_knows_nothing_of_it():
     before = pyplot.get_fignums()
     to_png(draw_order(hilbert(2, 2), (2, 2)))
     assert pyplot.get_fignums() == before
-
-
-def test_examples_in_docstrings():
-    result = doctest.testmod(order_figures)
-    assert result.attempted > 0
-    assert result.failed == 0

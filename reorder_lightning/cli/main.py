@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NamedTuple
 
 from jsonargparse import auto_cli
 
@@ -17,10 +18,21 @@ TRAINER_VERBS = {
     "predict": "write a csv of file, class and probability",
 }
 
-# Each is the function `run` of the module of its name in this package.
+
+class Verb(NamedTuple):
+    """What a verb does, and the function that does it, whose arguments are the verb's."""
+
+    text: str
+    function: str  # "module:name", imported when it is needed
+    positional: bool = False  # whether its required arguments are given without a name
+
+
 VERBS = {
-    "orders": "list the fixed orders, draw any order",
-    "export": "write a checkpoint's order as JSON and PNG",
+    "orders": Verb("list the fixed orders, draw any order", "reorder_lightning.cli.orders:run"),
+    "export": Verb(
+        "write a checkpoint's order as JSON and PNG", "reorder_lightning.cli.export:run", True
+    ),
+    "data check": Verb("look at a data set before training", "reorder_lightning.cli.data:check"),
 }
 
 
@@ -34,15 +46,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         SystemExit: with code 2 for arguments that do not parse, 1 for an error of the user that
             was found later, 0 after ``--help``.
     """
-    verb, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
+    arguments = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
+    words = 2 if " ".join(arguments[:2]) in VERBS else 1
+    verb, rest = " ".join(arguments[:words]), arguments[words:]
     if verb in ("-h", "--help"):
         print(_usage())
     elif verb == "--version":
         print(reorder_lightning.__version__)
     elif verb in VERBS:
         with short_user_errors():
-            module = import_module(f"reorder_lightning.cli.{verb}")
-            auto_cli(module.run, args=rest, prog=f"reorder {verb}")
+            _run(verb, rest)
     elif verb in TRAINER_VERBS:
         with short_user_errors():
             from reorder_lightning.cli.training import TrainingCLI  # loads Lightning
@@ -53,15 +66,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(2)
 
 
+def _run(name: str, arguments: list[str]) -> None:
+    """Run a verb's function with arguments of the command line."""
+    verb = VERBS[name]
+    module, function = verb.function.split(":")
+    auto_cli(
+        getattr(import_module(module), function),
+        args=["--config" if a == "-c" else a for a in find_configs(arguments)],
+        prog=f"reorder {name}",
+        as_positional=verb.positional,
+    )
+
+
 def _usage() -> str:
-    lines = [f"  {verb:<10}{text}" for verb, text in (TRAINER_VERBS | VERBS).items()]
+    texts = TRAINER_VERBS | {name: verb.text for name, verb in VERBS.items()}
     return "\n".join(
         [
             "usage: reorder VERB [-c CONFIG ...] [--ARGUMENT VALUE ...]",
             "",
             "Learn the order in which a vision sequence model reads its patches.",
             "",
-            *lines,
+            *(f"  {verb:<12}{text}" for verb, text in texts.items()),
             "",
             "reorder VERB --help tells its arguments. To start:",
             "  reorder fit -c configs/quickstart.yaml",

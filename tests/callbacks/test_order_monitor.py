@@ -1,7 +1,6 @@
 """OrderMonitor: what it draws, tabulates and hands to loggers, and that it follows a resume."""
 
 import csv
-import doctest
 import json
 
 import pytest
@@ -12,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
 from torch.utils.data import DataLoader
 
-from reorder_lightning.callbacks import REOrder, order_monitor
+from reorder_lightning.callbacks import REOrder
 from reorder_lightning.callbacks.order_monitor import OrderMonitor
 from reorder_lightning.orders import kendall_tau, load_order
 from reorder_lightning.patch_order import PatchOrder
@@ -143,9 +142,3 @@ def test_nothing_to_draw_is_said_once(tmp_path):
     with pytest.warns(UserWarning, match="there is no REOrder callback"):
         fit(tmp_path, [OrderMonitor()])
     assert not (tmp_path / "order").exists()
-
-
-def test_examples_in_docstrings():
-    result = doctest.testmod(order_monitor)
-    assert result.attempted > 0
-    assert result.failed == 0

@@ -27,7 +27,7 @@ def test_unknown_verb_is_an_error(capsys):
 @pytest.mark.parametrize("verb", TRAINER_VERBS | VERBS)
 def test_every_verb_has_help(verb, capsys):
     with pytest.raises(SystemExit) as stop:
-        main([verb, "--help"])
+        main([*verb.split(), "--help"])
     assert stop.value.code == 0
     assert "usage: reorder" in capsys.readouterr().out
 

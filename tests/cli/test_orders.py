@@ -1,10 +1,5 @@
 """`reorder orders` and what it draws."""
 
-import doctest
-
-import pytest
-
-from reorder_lightning.cli import checkpoint, configs, orders, slurm
 from reorder_lightning.orders import ORDERS, save_order, spiral
 
 
@@ -33,10 +28,3 @@ def test_bad_input_is_one_message(reorder, fails):
     assert "`grid` to be ROWSxCOLUMNS" in fails(reorder, "orders --grid 14")
     assert "at least 1x1 patches" in fails(reorder, "orders --grid 0x3")
     assert "but got 'zigzag'" in fails(reorder, "orders --order zigzag")
-
-
-@pytest.mark.parametrize("module", [orders, checkpoint, configs, slurm])
-def test_examples_in_docstrings(module):
-    result = doctest.testmod(module)
-    assert result.attempted > 0
-    assert result.failed == 0
