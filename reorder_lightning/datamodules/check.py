@@ -193,16 +193,18 @@ def contact_sheet(data: ImageDataModule) -> Figure:
         data: The DataModule.
 
     Returns:
-        A figure with 32 images of each split, and their classes.
+        A figure with up to 32 images of each split, and their classes.
     """
-    figure = Figure(figsize=(_COLUMNS * 1.5, 2 * _ROWS * 1.7), layout="constrained")
+    most = max(len(data.open(split)) for split in _SPLITS)
+    rows = min(_ROWS, -(-most // _COLUMNS))
+    figure = Figure(figsize=(_COLUMNS * 1.5, 2 * rows * 1.7), layout="constrained")
     parts = np.asarray(figure.subfigures(2, 1, squeeze=False)).ravel()
     for part, split in zip(parts, _SPLITS, strict=True):
         source = data.open(split)
         order = torch.randperm(len(source), generator=generator(SPLIT, data.seed)).numpy()
-        chosen = np.sort(order[: _COLUMNS * _ROWS])
+        chosen = np.sort(order[: _COLUMNS * rows])
         part.suptitle(split)
-        axes = part.subplots(_ROWS, _COLUMNS).ravel()
+        axes = np.ravel(part.subplots(rows, _COLUMNS))
         for axis in axes:
             axis.set_axis_off()
         for axis, index in zip(axes, chosen, strict=False):

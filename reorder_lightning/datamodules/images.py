@@ -30,6 +30,10 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".gif")
 
+# A reduced image is still this many times larger than what it must cover, so that the smooth
+# resizing after it gives nearly the pixels that the whole image gives, as in PIL's thumbnails.
+_GAP = 2.0
+
 # What PIL's decoders raise at damaged files, besides OSError.
 _DAMAGE = (
     SyntaxError,
@@ -74,7 +78,8 @@ def decode_image(
             full = image.size
             if cover is not None:
                 region = (full[1], full[0]) if box is None else (box[3], box[2])
-                image = _reduce(image, min(region[0] / cover[0], region[1] / cover[1]))
+                factor = min(region[0] / cover[0], region[1] / cover[1])
+                image = _reduce(image, factor / _GAP)
             if image.size == full and not exif and image.format == "JPEG":
                 pixels = _turbo(data, image.mode)
             else:

@@ -76,12 +76,12 @@ def test_cut_files_raise(kind, keep):
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_large_images_are_reduced_but_cover(kind):
-    data = encoded(1, (640, 480), kind, **({"quality": 95} if kind == "JPEG" else {}))
+    data = encoded(1, (1280, 960), kind)
     whole = decode_image(data)
     small = decode_image(data, cover=(100, 100))
-    assert whole.shape == (3, 480, 640)
+    assert whole.shape == (3, 960, 1280)
     assert min(small.shape[1:]) >= 100
-    assert max(small.shape[1:]) <= 320
+    assert max(small.shape[1:]) <= 400
     to_100 = build_transform("none", (100, 100), crop_ratio=1.0, train=False)
     difference = (to_100(whole).int() - to_100(small).int()).abs().float().mean()
     assert difference < 2
@@ -92,7 +92,7 @@ def test_box_of_a_reduced_image_is_the_same_place():
     image[100:300, 200:500] = 255
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "JPEG", quality=100)
-    crop = decode_image(buffer.getvalue(), box=(200, 100, 300, 200), cover=(50, 50))
+    crop = decode_image(buffer.getvalue(), box=(200, 100, 300, 200), cover=(25, 25))
     assert crop.shape == (3, 50, 75)
     assert crop.float().mean() > 250
 
@@ -121,7 +121,7 @@ def test_huge_images_need_no_global_switch(size):
         warnings.simplefilter("error")
         image = decode_image(data, cover=(224, 224), any_size=True)
     assert min(image.shape[1:]) >= 224
-    assert image.numel() < 5e6
+    assert image.numel() < 1e7
     assert limit == Image.MAX_IMAGE_PIXELS == 89_478_485
 
 
