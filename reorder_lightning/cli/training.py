@@ -55,8 +55,9 @@ class TrainingCLI(LightningCLI):
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
-        # LightningCLI calls what jsonargparse has deprecated; users cannot change that.
+        # Lightning calls what jsonargparse and torch have deprecated; users cannot change that.
         os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`")
         super().__init__(
             save_config_callback=SaveConfig,
             seed_everything_default=0,

@@ -175,6 +175,21 @@ def test_predictions_are_written(fit, reorder, capsys):
     assert all(1 / 21 <= float(row["probability"]) <= 1 for row in rows)
 
 
+@pytest.mark.slow
+def test_two_processes_write_the_same_predictions(fit, tmp_path):
+    fit("quickstart")
+    verb = [sys.executable, "-m", "reorder_lightning", "predict", "-c", f"{FIRST}/config.yaml"]
+    common = [f"--ckpt_path={LAST}", "--trainer.logger=false"]
+    written = []
+    for number, more in enumerate(([], ["--trainer.strategy=ddp", "--trainer.devices=2"])):
+        folder = f"--trainer.default_root_dir={tmp_path / str(number)}"
+        subprocess.run([*verb, *common, *more, folder], check=True)
+        written.append((tmp_path / str(number) / "predictions.csv").read_text().splitlines())
+    one, two = written
+    assert len(one) == 421
+    assert [row.split(",")[:2] for row in one] == [row.split(",")[:2] for row in two]
+
+
 def test_test_verb_runs(fit, reorder):
     fit("quickstart")
     reorder(f"test -c {FIRST}/config.yaml --ckpt_path {LAST} --trainer.limit_test_batches=1")
