@@ -162,7 +162,8 @@ def digest(*tensors):
 
 
 def _plain(tensor):
-    tensor = tensor.detach().cpu().contiguous()
+    tensor = getattr(tensor.detach(), "full_tensor", tensor.detach)()  # sharded over ranks
+    tensor = tensor.cpu().contiguous()
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor  # numpy has none
 
 

@@ -269,6 +269,7 @@ class REOrder(Callback):
 
         The draw has the same shape in all phases, so that a compiled model is compiled once.
         """
+        _count_epoch(trainer)
         self.layer.used = False
         if self._capture is not None:
             self._capture.start(batch)
@@ -394,6 +395,18 @@ _NEVER_RAN = (
     "attaching or before its first call (reorder_lightning.attach(model) attaches at once; "
     "torch._dynamo.reset() forgets what was compiled)."
 )
+
+
+def _count_epoch(trainer: Trainer) -> None:
+    """Count an epoch that Lightning 2.6 forgets.
+
+    Resumed from a checkpoint that was saved in the last batch of an epoch, it does not count the
+    next one as begun, and a second resume then repeats an epoch with the weights of its end.
+    """
+    progress = trainer.fit_loop.epoch_progress
+    if progress.current.ready == progress.current.completed:
+        progress.increment_ready()
+        progress.increment_started()
 
 
 def _step(trainer: Trainer) -> int:

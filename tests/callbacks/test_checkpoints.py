@@ -141,6 +141,7 @@ def test_killed_at_ten_moments(tmp_path):
     assert killed["end"] == whole["end"]
 
 
+@pytest.mark.slow
 def test_spawned_processes(tmp_path):
     """ddp_spawn gives the parent the weights only: attached before, or an error."""
     done = run_script("spawn_script", tmp_path)

@@ -58,12 +58,21 @@ def test_resume_from_every_epoch_end(uninterrupted, tmp_path, epoch):
     assert rest == rows[4 * epoch :]
 
 
-@pytest.mark.parametrize("step", [6, 11])
+@pytest.mark.parametrize("step", [6, 8, 11])
 def test_resume_in_mid_epoch_with_a_resumable_loader(uninterrupted, tmp_path, step):
     """Case 4: https://github.com/Lightning-AI/pytorch-lightning/issues/19764."""
     root, rows = uninterrupted
-    rest, _, _ = fit(tmp_path, root / f"steps/epoch={step // 4}-step={step}.ckpt")
+    rest, _, _ = fit(tmp_path, root / f"steps/epoch={(step - 1) // 4}-step={step}.ckpt")
     assert rest == rows[step:]
+
+
+def test_resume_twice_in_the_last_batch_of_an_epoch(uninterrupted, tmp_path):
+    """Lightning does not count the epoch after the first resume; the second repeated one."""
+    root, rows = uninterrupted
+    save = every(tmp_path / "steps", every_n_train_steps=1)
+    fit(tmp_path, root / "steps/epoch=1-step=8.ckpt", callbacks=[save])
+    rest, _, _ = fit(tmp_path, tmp_path / "steps/epoch=2-step=12.ckpt")
+    assert rest == rows[12:]
 
 
 def test_resume_in_mid_epoch_with_a_plain_loader_warns_once(tmp_path):
