@@ -4,15 +4,16 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_warn
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from reorder_lightning.callbacks.reorder import REOrder
-from reorder_lightning.orders import kendall_tau
 from reorder_lightning.order_figures import draw_order, to_image, to_png
-from reorder_lightning.orders import save_order
+from reorder_lightning.orders import kendall_tau, save_order
 from reorder_lightning.run_folder import run_folder
 
 Row = dict[str, float | int | None]
@@ -24,7 +25,8 @@ class OrderMonitor(Callback):
     At the end of every epoch of the policy phase and at the end of the training it writes, into
     ``<run folder>/order``:
 
-    - ``epoch_007.png``, ``final.png``: rank of each patch, path over the grid, logits;
+    - ``epoch_007.png``, ``final.png``: rank of each patch, path over the grid, and the logits
+      unless the start order was kept in their place;
     - ``order.csv``, a row for each picture: ``epoch``, ``temperature``, ``reward`` and ``baseline``
       as last logged, ``kendall_to_start`` (1 where the order has not moved);
     - ``order.json``: the final order, as :func:`reorder_lightning.orders.load_order` reads it.
@@ -109,11 +111,16 @@ class OrderMonitor(Callback):
             return
         folder.mkdir(parents=True, exist_ok=True)
         write_table(folder / "order.csv", self._rows)
-        logits = reorder.policy.logits if reorder.policy else None
-        figure = draw_order(order, reorder.grid_size, logits, _title(row, name))
+        figure = draw_order(order, reorder.grid_size, _logits_of(reorder, order), _title(row, name))
         (folder / f"{name}.png").write_bytes(to_png(figure))
         for logger in trainer.loggers:
             log_figure(logger, "reorder/order", figure, trainer.global_step)
+
+
+def _logits_of(reorder: REOrder, order: Tensor) -> Tensor | None:
+    """The policy's logits, unless the order is not theirs because the start order was kept."""
+    policy = reorder.policy
+    return policy.logits if policy is not None and torch.equal(policy.mode, order) else None
 
 
 def write_table(path: Path, rows: list[Row]) -> None:
