@@ -18,6 +18,7 @@ from reorder_lightning.callbacks import OrderMonitor, PredictionWriter, REOrder
 from reorder_lightning.cli.checkpoint import SameModel, check_same, saved_arguments
 from reorder_lightning.cli.slurm import task_mismatch
 from reorder_lightning.cli.summary import print_summary
+from reorder_lightning.datamodules.tables import PredictionTables
 from reorder_lightning.models import ImageClassifier
 from reorder_lightning.run_folder import run_folder
 
@@ -165,7 +166,9 @@ class TrainingCLI(LightningCLI):
             )
         # Evaluation needs nothing of the callbacks that the training had.
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`, callbacks")
-        return [*own, PredictionWriter()] if self.subcommand == "predict" else own
+        if self.subcommand == "predict":
+            own += [PredictionWriter(), PredictionTables()]
+        return own
 
     def after_instantiate_classes(self) -> None:
         """The checkpoint must be for the data's classes and image size too."""

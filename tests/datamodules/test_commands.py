@@ -85,6 +85,16 @@ def test_predict_names_the_files(tmp_path):
     assert {row["class"] for row in rows} <= set(layouts.WNIDS[:3])
 
 
+def test_predict_writes_the_tables_of_the_data_set(tmp_path):
+    layouts.cifar_pickles(tmp_path / "root")
+    layouts.cifar_corrupted(tmp_path / "corrupted")
+    config = f"--config={configs_folder()}/data/cifar100c.yaml"
+    main(["predict", config, *TINY, "--data.root=root", "--data.corrupted=corrupted"])
+    (found,) = tmp_path.rglob("corruptions.csv")
+    rows = list(csv.DictReader(found.read_text().splitlines()))
+    assert (rows[0]["corruption"], rows[-1]["corruption"], len(rows)) == ("clean", "mean", 17)
+
+
 def test_missing_data_is_one_clear_error(capsys):
     config = f"--config={configs_folder()}/data/imagenet.yaml"
     with pytest.raises(SystemExit) as stop:
