@@ -125,7 +125,7 @@ def _shift(p: Tensor, keys: int) -> Tensor:
 
 def _scores(a: Tensor, k: Tensor, b: Tensor, r: Tensor, cls_key: int | None) -> Tensor:
     """Scores ``(h * B, L, K)`` in operations that compilers and exporters know."""
-    p = torch.bmm(b.flatten(1, 2), r.transpose(1, 2)).view(len(a), b.shape[2], -1)
+    p = torch.bmm(b.flatten(1, 2), r.transpose(1, 2)).view(a.shape[0], b.shape[2], -1)
     shifted = _shift(p, k.shape[1])
     if cls_key is not None:
         shifted = shifted * _all_but(cls_key, k.shape[1], p).squeeze(1)
@@ -144,7 +144,7 @@ class _Scores(torch.autograd.Function):
         scores = torch.bmm(a, k.transpose(1, 2))
         for rows, distances in _blocks(b.shape[2], k.shape[1]):
             p = torch.bmm(b[:, :, rows].flatten(1, 2), r[:, distances].transpose(1, 2))
-            shifted = _shift(p.view(len(a), -1, p.shape[2]), k.shape[1])
+            shifted = _shift(p.view(a.shape[0], -1, p.shape[2]), k.shape[1])
             if cls_key is not None:
                 shifted[..., cls_key] = 0
             scores[:, rows] += shifted
@@ -158,7 +158,7 @@ class _Scores(torch.autograd.Function):
         for rows, distances in _blocks(b.shape[2], k.shape[1]):
             part, r_part = b[:, :, rows].flatten(1, 2), r[:, distances]
             dp = ds.new_zeros(*part.shape[:2], r_part.shape[1])
-            shifted = _shift(dp.view(len(a), -1, dp.shape[2]), k.shape[1])
+            shifted = _shift(dp.view(a.shape[0], -1, dp.shape[2]), k.shape[1])
             shifted.copy_(ds[:, rows])
             if ctx.cls_key is not None:
                 shifted[..., ctx.cls_key] = 0

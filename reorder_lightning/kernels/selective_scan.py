@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from reorder_lightning.kernels._backends import announce, mamba_ssm_scan, scan_module
 from reorder_lightning.kernels._blocked_scan import empty_like_channels_last
+from reorder_lightning.kernels._scan_operator import scan_by_operator
 
 
 def selective_scan(
@@ -92,7 +93,10 @@ def selective_scan(
         with torch.autocast(u.device.type, enabled=False):
             out = fused(*args, cast(z), cast(delta_bias), delta_softplus, return_last_state)
         return (out[0].to(u.dtype), out[1]) if return_last_state else out.to(u.dtype)
-    y, last_state, _ = _scan(*args, cast(delta_bias), delta_softplus)
+    if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
+        y, last_state = scan_by_operator(*args, cast(delta_bias), delta_softplus)
+    else:
+        y, last_state, _ = _scan(*args, cast(delta_bias), delta_softplus)
     if z is not None:
         y = y * F.silu(z.to(dtype))
     y = y.to(u.dtype)

@@ -1,5 +1,6 @@
 """Model families, each a LightningModule."""
 
+from reorder_lightning.models import timm_models as timm_models  # registers the names
 from reorder_lightning.models.base import ImageClassifier
 from reorder_lightning.models.longformer import Longformer
 from reorder_lightning.models.mamba import Mamba

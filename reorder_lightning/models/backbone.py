@@ -141,7 +141,7 @@ class SequenceBackbone(nn.Module):
             tokens = self.patch_order(tokens) + self.pos_embed
         if self.cls_token is not None:
             at = self.read_out_index
-            cls_token = self.cls_token.expand(len(tokens), -1, -1)
+            cls_token = self.cls_token.expand(tokens.shape[0], -1, -1)
             tokens = torch.cat([tokens[:, :at], cls_token, tokens[:, at:]], dim=1)
         dropped: Tensor = self.pos_drop(tokens)
         return dropped
