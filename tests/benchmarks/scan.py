@@ -14,11 +14,10 @@ from functools import partial
 import torch
 from mambapy.pscan import pscan
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from reorder_lightning.kernels import _blocked_scan
 from reorder_lightning.kernels.selective_scan import selective_scan
-from tests.benchmarks.timing import Report, interleaved_seconds
+from tests.benchmarks.timing import Report, interleaved_seconds, peak_bytes
 from tests.kernels.references import relative_error, selective_scan_reference
 
 Scan = Callable[..., Tensor]
@@ -84,16 +83,7 @@ def times(scans: dict[str, Scan], inputs: tuple[Tensor, ...], rounds: int) -> di
 def peak_memory(scan: Scan, inputs: tuple[Tensor, ...]) -> float:
     """Most memory that one forward and backward pass holds at a time, gradients included, MB."""
     _blocked_scan._WORKSPACE.buffers.clear()
-    for x in inputs:
-        x.grad = None
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        step(scan, inputs)
-    held = peak = 0
-    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak / 1e6
+    return peak_bytes(partial(step, scan, inputs)) / 1e6
 
 
 def worst_error(delta: float) -> float:

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+from torch.profiler import ProfilerActivity, profile
+
 
 def interleaved_seconds(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Seconds of the least disturbed of several rounds, in which the functions take turns.
@@ -18,6 +20,18 @@ def interleaved_seconds(runs: dict[str, Callable[[], object]], rounds: int) -> d
             if i > 0:
                 found[name] = min(found[name], time.perf_counter() - start)
     return found
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Most memory that a function holds at a time beyond what was held before, in bytes."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        run()
+    held = peak = 0
+    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
 
 
 class Report:
