@@ -73,7 +73,8 @@ def block_sizes(batch: int, length: int, states: int, device: torch.device) -> t
     """
     factor = 1 if device.type == "cpu" else _ACCELERATOR_FACTOR
     step_elements, block_elements = _STEP_ELEMENTS * factor, _BLOCK_ELEMENTS * factor
-    images = _at_least_one(torch.sym_min(batch, -(-step_elements // states)))
+    parts = -(-batch // -(-step_elements // states))
+    images = _at_least_one(-(-batch // _at_least_one(parts)))  # parts of equal size
     steps = _at_least_one(torch.sym_min(length, block_elements // (images * states)))
     return images, steps
 

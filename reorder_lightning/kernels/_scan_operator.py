@@ -1,4 +1,8 @@
-"""The selective scan through torch's scan operator, which exporters know: ONNX has the same."""
+"""The selective scan through torch's scan operator, which ONNX has too.
+
+Used while ``torch.onnx.export(..., dynamo=True)`` traces a model. Needs a torch whose exporter
+knows the operator (PyTorch pull request 154513, 2025).
+"""
 
 import torch
 from torch import Tensor
