@@ -1,31 +1,72 @@
-"""Two ways to turn orders and their rewards into a move of the policy's logits.
+"""Two learners for `OrderPolicy`: which orders to try, and how rewards move the logits.
 
-Both work in two halves: ``evidence`` is a sum over the images of a batch, so that micro-batches
-and ranks can be added up; ``step`` turns the mean of an optimiser step into new logits.
+``evidence`` is a sum over the draws of a batch, so that micro-batches and ranks can be added up;
+``step`` turns the sum of an optimiser step into new logits.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from reorder_lightning.plackett_luce import PlackettLuce
+from reorder_lightning.plackett_luce import PlackettLuce, gumbel
 
-__all__ = ["Learner", "RankRegression", "Reinforce"]
+__all__ = ["Evidence", "Learner", "RankRegression", "Reinforce"]
+
+_GUMBEL_STD = math.pi / math.sqrt(6)
+
+
+class Evidence(NamedTuple):
+    """What the draws of a batch say.
+
+    Attributes:
+        sums: float64 ``(N,)``, to be added up over batches and ranks.
+        weight: float64 ``(A,)``, the images behind each advantage.
+        advantage: float64 ``(A,)``, for logging.
+    """
+
+    sums: Tensor
+    weight: Tensor
+    advantage: Tensor
 
 
 class Learner(Protocol):
-    """What `OrderPolicy` needs of a learner."""
+    """What `OrderPolicy` needs of a learner.
 
-    def evidence(self, orders: Tensor, weights: Tensor, logits: Tensor, tau: float) -> Tensor:
-        """Sum over draws: orders ``(K, N)``, weights ``(K,)`` = advantage x images, to ``(N,)``."""
+    Attributes:
+        found: from 0, nothing but noise so far, to 1, there is surely something to learn.
+    """
+
+    found: float
+
+    def exploring(self, k: int) -> int:
+        """How many of the ``k`` draws of a batch explore; the others are the start order."""
         ...
 
-    def step(self, logits: Tensor, mean: Tensor, tau: float, done: float) -> Tensor:
-        """New logits from the evidence per image; ``done`` is the share of exploration over."""
+    def explore(self, logits: Tensor, tau: float, k: int, generator: torch.Generator) -> Tensor:
+        """``k`` orders around the logits, int64 ``(k, N)``."""
+        ...
+
+    def evidence(
+        self,
+        orders: Tensor,
+        count: Tensor,
+        total: Tensor,
+        logits: Tensor,
+        tau: float,
+        moving: float | None,
+    ) -> Evidence:
+        """What explored orders ``(k, N)`` earned: images and summed rewards, each ``(k,)``.
+
+        ``moving`` is the moving average of the reward, None before the first update.
+        """
+        ...
+
+    def step(self, logits: Tensor, sums: Tensor, images: float, tau: float, done: float) -> Tensor:
+        """New logits; ``images``: the weight in ``sums``; ``done``: share of the exploration."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -38,33 +79,69 @@ class Learner(Protocol):
 
 
 class Reinforce:
-    """REINFORCE: the closed-form score times the advantage, followed by Adam.
+    """REINFORCE: Plackett-Luce draws, the closed-form score times the advantage, and Adam.
 
-    Source: Kutscher et al., arXiv 2505.23751, section 4; Williams (1992).
+    Source: Kutscher et al., arXiv 2505.23751, section 4; R. J. Williams (1992). The leave-one-out
+    baseline is that of Kool et al., "Buy 4 REINFORCE samples, get a baseline for free!" (2019).
 
     Args:
         size: number of patches ``N``.
         lr: Adam's learning rate.
         log_prob: ``"exact"``: of logits / tau, from which the draws come; ``"paper"``: of the
             logits, as in the published code.
+        baseline: ``"leave-one-out"`` or ``"ema"``.
     """
 
-    def __init__(self, size: int, lr: float, log_prob: str = "exact") -> None:
+    found = 1.0
+
+    def __init__(self, size: int, lr: float, log_prob: str, baseline: str) -> None:
         self.lr = lr
         self.exact = log_prob == "exact"
+        self.baseline = baseline
         self._first = torch.zeros(size)
         self._second = torch.zeros(size)
         self._steps = 0
 
-    def evidence(self, orders: Tensor, weights: Tensor, logits: Tensor, tau: float) -> Tensor:
-        """Sum of weight x score."""
+    def exploring(self, k: int) -> int:
+        """All draws explore, as published."""
+        return k
+
+    def explore(self, logits: Tensor, tau: float, k: int, generator: torch.Generator) -> Tensor:
+        """``k`` draws from the policy."""
+        return PlackettLuce(logits / tau).sample((k,), generator=generator)
+
+    def evidence(
+        self,
+        orders: Tensor,
+        count: Tensor,
+        total: Tensor,
+        logits: Tensor,
+        tau: float,
+        moving: float | None,
+    ) -> Evidence:
+        """Sum of images x advantage x score."""
+        mean = total / count.clamp_min(1)
+        advantage = (mean - self._compare(count, total, moving)).where(count > 0, 0.0)
         scale = tau if self.exact else 1.0
         score = PlackettLuce(logits / scale).score(orders).double() / scale
-        return weights @ score
+        return Evidence((count * advantage) @ score, count, advantage)
 
-    def step(self, logits: Tensor, mean: Tensor, tau: float, done: float) -> Tensor:
+    def _compare(self, count: Tensor, total: Tensor, moving: float | None) -> Tensor:
+        """The baseline of each draw, ``(k,)``."""
+        if self.baseline == "ema":
+            return (
+                total.sum() / count.sum().clamp_min(1)
+                if moving is None
+                else total.new_tensor(moving)
+            )
+        others = count.sum() - count
+        mean_of_others = (total.sum() - total) / others.clamp_min(1)
+        # Without another image to compare with there is no advantage.
+        return mean_of_others.where(others > 0, total / count.clamp_min(1))
+
+    def step(self, logits: Tensor, sums: Tensor, images: float, tau: float, done: float) -> Tensor:
         """One step of Adam (betas 0.9 and 0.999) up the gradient."""
-        gradient = mean.float()
+        gradient = (sums / images).float()
         self._steps += 1
         self._first.lerp_(gradient, 1 - 0.9)
         self._second.lerp_(gradient.square(), 1 - 0.999)
@@ -88,105 +165,187 @@ class Reinforce:
 
 
 class RankRegression:
-    r"""Regress rewards on ranks, shrink what may be noise, and move at a bounded speed.
+    r"""Try mirrored pairs of orders, regress rewards on ranks, move as far as the evidence goes.
 
-    The evidence is the covariance of a draw's reward with the rank that each patch had in it: how
-    much an image gains when the patch is read later. It is averaged over the last tenth of the
-    exploration and split into spatial frequencies of the patch grid (discrete cosine transform).
-    In each band of frequencies, with mean square :math:`S_b` and noise variance :math:`V`
-    (measured from the scatter of the evidence over time), it is shrunk by :math:`\max(0, 1 - V /
-    S_b)`, the positive-part estimator of James and Stein (1961). So where rewards say little, only
-    slow changes over the grid are learned, from many patches together; where they say much, each
-    patch is free. The logits move by the shrunken evidence, relative to the size of the unshrunken
-    one: full speed for a clear signal, next to none for noise, whatever the scale of the rewards.
+    *Draws* come in pairs: one adds noise to the logits, the other the mirrored noise. Their
+    difference in reward needs no other baseline, and is blind to any drift of the reward ("mirrored
+    sampling": Brockhoff et al., PPSN 2010; Sehnke et al., "Parameter-exploring policy gradients",
+    Neural Networks 2010). The noise has two parts: a smooth field over the patch grid, with
+    amplitudes falling as 1 / frequency, and Gumbel noise. The field has few degrees of freedom, so
+    the reward's answer to it is seen through much more noise than an answer to 64 or 196 numbers
+    would be; Gumbel noise resolves single patches. It goes from the first to the second, and from
+    few draws to all of them, as the evidence grows (``found``).
 
-    Ranks replace the score of the Plackett-Luce distribution, which they resemble: at equal logits
-    it is a monotone function of the rank, but with a long tail for the last patches, whose
-    variance the regression on ranks doesn't have.
+    *Evidence* is the covariance of the reward with the rank that each patch had: how much an image
+    earns when a patch is read earlier. Its running average over about a tenth of the exploration is
+    split into spatial frequencies (discrete cosine transform), and each band, with mean square
+    :math:`S` and noise variance :math:`V`, is shrunk by :math:`\max(0, 1 - V / S)` (James and
+    Stein, 1961). Where rewards say little, only slow changes over the grid are learned, from many
+    patches together; where they say much, each patch is free. The logits move by the shrunken
+    evidence, divided by the size of the unshrunken one: at full speed for a clear signal, hardly
+    for noise, and alike for every scale of rewards and for every planned number of steps.
 
     Args:
         grid_size: rows and columns of the patch grid; None where there is none: one band.
         size: number of patches ``N``.
         steps: planned number of steps.
+        explore_share: share of a batch's draws that explore before anything is found.
         travel: how far a patch with a clear signal moves over all steps, in logits per
             temperature.
     """
 
     def __init__(
-        self, grid_size: tuple[int, int] | None, size: int, steps: int, travel: float = 6.0
+        self,
+        grid_size: tuple[int, int] | None,
+        size: int,
+        steps: int,
+        explore_share: float = 0.25,
+        travel: float = 6.0,
     ) -> None:
+        self.explore_share = explore_share
         self.travel = travel
         self.steps = steps
         self.keep = 1 - 1 / max(2.0, 0.1 * steps)
+        self.found = 0.0
+        self._waves = _Waves(grid_size, size)
+        self._sums = torch.zeros(size, dtype=torch.float64)
+        self._noise = torch.zeros(len(self._waves.members), dtype=torch.float64)
+        self._moves = torch.zeros_like(self._sums)
+        self._foretold = 0.0
+        self._foretold_square = 0.0
+        self._steps = 0
+
+    def exploring(self, k: int) -> int:
+        """An even number, from ``explore_share`` of ``k`` to all of them as ``found`` rises."""
+        share = self.explore_share + (1 - self.explore_share) * self.found
+        return 2 * min(max(1, round(share * k / 2)), k // 2)
+
+    def explore(self, logits: Tensor, tau: float, k: int, generator: torch.Generator) -> Tensor:
+        """``k / 2`` pairs: first all the ones, then all their mirror images."""
+        shape = (k // 2, len(logits))
+        field = self._waves.smooth(torch.randn(shape, generator=generator)) * _GUMBEL_STD
+        uniform = torch.rand(shape, generator=generator)
+        smooth, rough = math.sqrt(1 - self.found), math.sqrt(self.found)
+        keys = torch.cat(
+            [
+                logits + tau * (smooth * field + rough * gumbel(uniform)),
+                logits + tau * (-smooth * field + rough * gumbel(1 - uniform)),
+            ]
+        )
+        return keys.argsort(dim=-1, descending=True, stable=True)
+
+    def evidence(
+        self,
+        orders: Tensor,
+        count: Tensor,
+        total: Tensor,
+        logits: Tensor,
+        tau: float,
+        moving: float | None,
+    ) -> Evidence:
+        """Minus the sum over pairs of images x reward x rank / N, each as half a difference."""
+        pairs = len(orders) // 2
+        first, second = count[:pairs], count[pairs:]
+        mean = total / count.clamp_min(1)
+        advantage = (mean[:pairs] - mean[pairs:]) / 2
+        weight = 4 * first * second / (first + second).clamp_min(1)  # 0 where one has no image
+        rank = orders.argsort(dim=-1).double() / orders.shape[-1]
+        earlier = (rank[pairs:] - rank[:pairs]) / 2
+        return Evidence((weight * advantage) @ earlier, weight, advantage)
+
+    def step(self, logits: Tensor, sums: Tensor, images: float, tau: float, done: float) -> Tensor:
+        """Average, shrink, move."""
+        self._check((self._moves @ sums).item())
+        waves = self._waves.split(sums)
+        self._sums = self.keep * self._sums + waves
+        self._noise = self.keep**2 * self._noise + self._waves.power(waves)
+        self._steps += 1
+        size = self._sums.square().mean().sqrt().item()
+        if self._steps < 4 or size == 0:
+            return logits
+        ratio = self._waves.power(self._sums) / self._noise.clamp_min(1e-300)
+        kept = (1 - 1 / ratio.clamp_min(1e-9)).clamp_min(0)
+        self._moves = self._waves.join(self._sums * kept[self._waves.band]) / size
+        speed = 2 * (1 - done) * self.travel / self.steps
+        return logits + (speed * tau * self._moves).float()
+
+    def _check(self, foretold: float) -> None:
+        """Raise ``found`` where past evidence foretells the new rewards.
+
+        ``foretold`` is the new evidence along the last move. If rewards were noise, its sum over
+        the steps would be a martingale, and the sum over the root of summed squares about a
+        standard normal variable: 2 of it are the least that counts, 4 are certainty.
+        """
+        self._foretold += foretold
+        self._foretold_square += foretold**2
+        if self._steps >= 20 and self._foretold_square > 0:
+            z = self._foretold / math.sqrt(self._foretold_square)
+            self.found = max(self.found, min((z - 2) / 2, 1.0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running sums."""
+        return {
+            "found": self.found,
+            "sums": self._sums.clone(),
+            "noise": self._noise.clone(),
+            "moves": self._moves.clone(),
+            "foretold": self._foretold,
+            "foretold_square": self._foretold_square,
+            "steps": self._steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self.found = float(state["found"])
+        self._sums = state["sums"].clone()
+        self._noise = state["noise"].clone()
+        self._moves = state["moves"].clone()
+        self._foretold = float(state["foretold"])
+        self._foretold_square = float(state["foretold_square"])
+        self._steps = int(state["steps"])
+
+
+class _Waves:
+    """Spatial frequencies of a patch grid, in bands of about equal frequency."""
+
+    def __init__(self, grid_size: tuple[int, int] | None, size: int) -> None:
         self.grid_size = grid_size
         if grid_size is None:
-            self._band = torch.zeros(size, dtype=torch.int64)
+            frequency = torch.zeros(size, dtype=torch.float64)
         else:
             height, width = grid_size
             self._down, self._across = _cosines(height), _cosines(width)
             row = torch.arange(height, dtype=torch.float64)[:, None]
             column = torch.arange(width, dtype=torch.float64)
-            self._band = (row.square() + column.square()).sqrt().round().long().flatten()
-        self._members = self._band.bincount().double().clamp_min(1)
-        self._mean = torch.zeros(size, dtype=torch.float64)
-        self._square = 0.0
-        self._weight = 0.0
-        self._weight2 = 0.0
+            frequency = (row.square() + column.square()).sqrt().flatten()
+        self.band = frequency.round().long()
+        self.members = self.band.bincount().double().clamp_min(1)
+        amplitude = 1 / (1 + frequency.square()).sqrt()
+        if grid_size is not None:
+            amplitude[0] = 0  # a constant changes no order
+        self._amplitude = amplitude / amplitude.square().mean().sqrt().clamp_min(1e-12)
 
-    def evidence(self, orders: Tensor, weights: Tensor, logits: Tensor, tau: float) -> Tensor:
-        """Minus the sum of weight x rank / N: positive where an earlier place earns more."""
-        ranks = orders.argsort(dim=-1).double() / orders.shape[-1]
-        return -(weights @ (ranks - ranks.mean(dim=0)))
+    def smooth(self, noise: Tensor) -> Tensor:
+        """White noise ``(k, N)`` to smooth fields of variance about 1, float32 ``(k, N)``."""
+        return self.join(noise.double() * self._amplitude).float()
 
-    def step(self, logits: Tensor, mean: Tensor, tau: float, done: float) -> Tensor:
-        """Average, shrink, move."""
-        waves = self._to_waves(mean.double())
-        keep = self.keep
-        self._mean = keep * self._mean + (1 - keep) * waves
-        self._square = keep * self._square + (1 - keep) * waves.square().mean().item()
-        self._weight = keep * self._weight + (1 - keep)
-        self._weight2 = keep**2 * self._weight2 + (1 - keep) ** 2
-        independent = self._weight**2 / self._weight2  # steps in the average
-        average = self._mean / self._weight
-        size = average.square().mean().sqrt().item()
-        if independent < 4 or size == 0:
-            return logits
-        noise = self._square / self._weight / independent
-        moves = self._from_waves(self._shrink(average, noise)) / size
-        speed = 2 * (1 - done) * self.travel / self.steps
-        return logits + (speed * tau * moves).float()
+    def power(self, waves: Tensor) -> Tensor:
+        """Mean square of each band."""
+        return torch.zeros_like(self.members).index_add_(0, self.band, waves**2) / self.members
 
-    def _shrink(self, average: Tensor, noise: float) -> Tensor:
-        power = torch.zeros_like(self._members).index_add_(0, self._band, average.square())
-        power = power / self._members
-        kept = (1 - noise / power.clamp_min(1e-300)).clamp_min(0)
-        return average * kept[self._band]
-
-    def _to_waves(self, values: Tensor) -> Tensor:
+    def split(self, values: Tensor) -> Tensor:
+        """Values over the grid ``(N,)`` to waves ``(N,)``."""
         if self.grid_size is None:
             return values
         return (self._down @ values.view(self.grid_size) @ self._across.T).flatten()
 
-    def _from_waves(self, waves: Tensor) -> Tensor:
+    def join(self, waves: Tensor) -> Tensor:
+        """Waves ``(..., N)`` to values ``(..., N)``."""
         if self.grid_size is None:
             return waves
-        return (self._down.T @ waves.view(self.grid_size) @ self._across).flatten()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The running averages."""
-        return {
-            "mean": self._mean.clone(),
-            "square": self._square,
-            "weight": self._weight,
-            "weight2": self._weight2,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state_dict``."""
-        self._mean = state["mean"].clone()
-        self._square = float(state["square"])
-        self._weight = float(state["weight"])
-        self._weight2 = float(state["weight2"])
+        grid = waves.unflatten(-1, self.grid_size)
+        values: Tensor = self._down.T @ grid @ self._across
+        return values.flatten(-2)
 
 
 def _cosines(n: int) -> Tensor:

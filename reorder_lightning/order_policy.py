@@ -66,7 +66,8 @@ class OrderPolicy:
         acceptance: False leaves out the trial and accepts whatever is learned, as published.
         trial: share of the updates that the trial takes.
         z: standard errors by which the learned order must be better.
-        controls: share of the draws that are the start order while exploring.
+        explore_share: ``"rank"`` only: share of the draws that explore while nothing is found; the
+            others are the start order.
         spread: difference between the largest and the smallest logit at the start.
         seed: of the draws.
 
@@ -81,16 +82,16 @@ class OrderPolicy:
         total_updates: int,
         grid_size: tuple[int, int] | None = None,
         estimator: str | None = None,
-        peak_temperature: float = 0.3,
+        peak_temperature: float = 0.7,
         schedule: str = "constant",
         baseline: str = "leave-one-out",
         momentum: float = 0.99,
         lr: float | None = None,
         log_prob: str = "exact",
-        acceptance: bool = False,
-        trial: float = 0.3,
-        z: float = 2.5,
-        controls: float = 0.0,
+        acceptance: bool = True,
+        trial: float = 0.25,
+        z: float = 2.75,
+        explore_share: float = 0.25,
         spread: float = 1.0,
         seed: int = 0,
     ) -> None:
@@ -127,14 +128,14 @@ class OrderPolicy:
         self.momentum = momentum
         self.acceptance = acceptance
         self.z = z
-        self.controls = controls
         self.seed = seed
         self.learner: Learner
         if estimator == "rank" or (estimator is None and not published):
-            self.learner = RankRegression(grid_size, size, self.exploring_updates)
+            steps = self.exploring_updates
+            self.learner = RankRegression(grid_size, size, steps, explore_share)
         else:
             lr = 0.05 * (1000 / self.exploring_updates) ** 0.5 if lr is None else lr
-            self.learner = Reinforce(size, lr, log_prob)
+            self.learner = Reinforce(size, lr, log_prob, baseline)
         self.updates = 0
         self.draws = 0
         self.images = 0.0  # seen so far, and those of them that saw a drawn order
@@ -143,9 +144,9 @@ class OrderPolicy:
         self._rank = 0
         self._differences: list[float] = []
         self._pending = torch.zeros(4, dtype=torch.float64)
-        # Of this update: images, reward, advantage, its square, images that saw a drawn order;
+        # Of this update: images, reward, images in a drawn order; weight, advantage, its square;
         # in the trial: images and reward of the learned order, of the start order.
-        self._sums = torch.zeros(9, dtype=torch.float64)
+        self._sums = torch.zeros(10, dtype=torch.float64)
         self._evidence = torch.zeros(size, dtype=torch.float64)
 
     @property
@@ -213,7 +214,7 @@ class OrderPolicy:
             explored = self.mode.expand(k - fixed, -1)
         else:
             generator = torch.Generator().manual_seed(key)
-            explored = self._tempered().sample((k - fixed,), generator=generator)
+            explored = self.learner.explore(self.logits, self.temperature, k - fixed, generator)
         return torch.cat([self.start.expand(fixed, -1), explored])
 
     def observe(self, orders: Tensor, rewards: Tensor) -> None:
@@ -231,16 +232,24 @@ class OrderPolicy:
         count = torch.zeros(len(orders), dtype=torch.float64)
         count.index_add_(0, group, finite.double())
         total = torch.zeros_like(count).index_add_(0, group, rewards.where(finite, 0.0))
-        self._sums[0] += count.sum()
-        self._sums[1] += total.sum()
         fixed = self._controls(len(orders))
+        drawn, drawn_reward = count[fixed:].sum(), total[fixed:].sum()
+        self._sums[:3] += torch.stack([count.sum(), total.sum(), drawn])
         if self.on_trial:
-            self._sums[5:] += torch.stack(
-                [count[fixed:].sum(), total[fixed:].sum(), count[:fixed].sum(), total[:fixed].sum()]
-            )
+            start = torch.stack([count[:fixed].sum(), total[:fixed].sum()])
+            self._sums[6:] += torch.cat([torch.stack([drawn, drawn_reward]), start])
         elif self.temperature >= _COLD:
-            self._sums[4] += count[fixed:].sum()
-            self._learn(orders[fixed:], count[fixed:], total[fixed:])
+            seen = self.learner.evidence(
+                orders[fixed:],
+                count[fixed:],
+                total[fixed:],
+                self.logits,
+                self.temperature,
+                self.moving_reward,
+            )
+            self._evidence += seen.sums
+            moments = [seen.weight @ seen.advantage**power for power in range(3)]
+            self._sums[3:6] += torch.stack(moments)
 
     def update(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
         """Move the policy; once per optimiser step, on every rank.
@@ -257,20 +266,21 @@ class OrderPolicy:
         if reduce is not None:
             flat = reduce(flat).cpu()
         sums, evidence = flat[: len(self._sums)].tolist(), flat[len(self._sums) :]
-        images, reward, advantage, squares, drawn = sums[:5]
-        metrics: dict[str, float] = {}
+        images, reward, drawn, weight, advantage, squares = sums[:6]
+        metrics = {"found": self.learner.found}
         if images:
             self.images += images
             self.explored += drawn
-            metrics = {"reward": reward / images, "drawn_share": self.drawn_share}
+            metrics |= {"reward": reward / images, "drawn_share": self.drawn_share}
             metrics["baseline"] = self._follow(reward / images)
-        if drawn:
-            variance = squares / drawn - (advantage / drawn) ** 2
+        if weight:
+            variance = squares / weight - (advantage / weight) ** 2
             metrics["advantage_std"] = max(variance, 0.0) ** 0.5
             done = self.updates / self.exploring_updates
-            self.logits = self.learner.step(self.logits, evidence / drawn, self.temperature, done)
+            tau = self.temperature
+            self.logits = self.learner.step(self.logits, evidence, weight, tau, done)
         if self.on_trial:
-            metrics.update(self._compare_orders(flat[5:9]))
+            metrics |= self._compare_orders(flat[6:10])
         self._sums.zero_()
         self._evidence.zero_()
         self.updates += 1
@@ -299,32 +309,14 @@ class OrderPolicy:
 
     def _controls(self, k: int) -> int:
         """How many of ``k`` draws are the start order now."""
-        if self.on_trial:
-            return (k + (self.updates + self._rank) % 2) // 2  # an odd one takes turns
-        return max(0, min(round(self.controls * k), k - 2))
+        if not self.on_trial:
+            return k - self.learner.exploring(k)
+        if not self.learner.found:
+            return k  # a trial of what was never found would cost training for nothing
+        return (k + (self.updates + self._rank) % 2) // 2  # an odd one takes turns
 
     def _tempered(self) -> PlackettLuce:
         return PlackettLuce(self.logits / self.temperature)
-
-    def _learn(self, orders: Tensor, count: Tensor, total: Tensor) -> None:
-        mean = total / count.clamp_min(1)
-        advantage = (mean - self._compare(count, total)).where(count > 0, 0.0)
-        weight = advantage * count
-        self._sums[2] += weight.sum()
-        self._sums[3] += (weight * advantage).sum()
-        self._evidence += self.learner.evidence(orders, weight, self.logits, self.temperature)
-
-    def _compare(self, count: Tensor, total: Tensor) -> Tensor:
-        """The baseline of each draw, ``(K,)``."""
-        if self.baseline == "ema" and self.moving_reward is not None:
-            return torch.full_like(total, self.moving_reward)
-        if self.baseline == "ema":
-            return (total.sum() / count.sum().clamp_min(1)).expand(len(total))
-        others = count.sum() - count
-        # Without another image to compare with there is no advantage.
-        return ((total.sum() - total) / others.clamp_min(1)).where(
-            others > 0, total / count.clamp_min(1)
-        )
 
     def _follow(self, reward: float) -> float:
         """The moving average of the reward before this update; moves it on."""

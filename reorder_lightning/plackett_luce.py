@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-__all__ = ["PlackettLuce"]
+__all__ = ["PlackettLuce", "gumbel"]
 
 
 class _Permutation(constraints.Constraint):
@@ -126,7 +126,7 @@ class PlackettLuce(Distribution):
                 dtype=logits.dtype,
                 device=logits.device,
             )
-            return (logits + _gumbel(uniform)).argsort(dim=-1, descending=True, stable=True)
+            return (logits + gumbel(uniform)).argsort(dim=-1, descending=True, stable=True)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of orders: int64 ``(..., N)`` to ``(...)``, in the logits' dtype."""
@@ -162,7 +162,7 @@ class PlackettLuce(Distribution):
         return self.logits.reshape(extra + self.logits.shape).take_along_dim(value, dim=-1)
 
 
-def _gumbel(uniform: Tensor) -> Tensor:
+def gumbel(uniform: Tensor) -> Tensor:
     """Gumbel noise from uniform numbers in [0, 1]; finite at both ends."""
     info = torch.finfo(uniform.dtype)
     uniform = uniform.clamp(info.tiny, 1 - info.eps / 2)

@@ -94,7 +94,7 @@ class REOrder(Callback):
         draws_per_batch: int | Literal["image"] = 8,
         estimator: str = "rank",
         lr: float | None = None,
-        peak_temperature: float = 0.3,
+        peak_temperature: float = 0.7,
         schedule: str = "constant",
         log_prob: str = "exact",
         baseline: str = "leave-one-out",

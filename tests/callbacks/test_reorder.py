@@ -47,7 +47,7 @@ def test_three_phases(tmp_path):
     assert model.patch_order.draw is None
     assert torch.equal(reorder.start_order, start)
     assert torch.equal(reorder.order, model.patch_order.order)
-    assert torch.equal(reorder.order, reorder.policy.mode)
+    assert torch.equal(reorder.order, reorder.policy.order)
     assert reorder.phase == "frozen"
     assert reorder.temperature == 0.0
 
@@ -127,7 +127,7 @@ def test_what_is_logged(tmp_path):
     rows = [dict(zip(columns, line.split(","), strict=True)) for line in lines[1:]]
     assert [row["reorder/phase"] for row in rows] == ["0.0"] * 4 + ["1.0"] * 8 + ["2.0"] * 4
     names = {"temperature", "reward", "baseline", "advantage_std", "kendall_to_start"}
-    names |= {"entropy_proxy", "drawn_share", "difference", "accepted", "gain", "gain_se"}
+    names |= {"entropy_proxy", "drawn_share", "found", "accepted", "gain", "gain_se"}
     assert {f"reorder/{name}" for name in names} <= set(columns)
     temperatures = [float(row["reorder/temperature"] or 0) for row in rows]
     assert temperatures[:4] == [0] * 4
