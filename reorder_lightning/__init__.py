@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reorder_lightning.attach import attach, detach, export_order, load_from_checkpoint
+    from reorder_lightning.attachment import attach, detach, export_order, load_from_checkpoint
     from reorder_lightning.callbacks.order_monitor import OrderMonitor
     from reorder_lightning.callbacks.reorder import REOrder
     from reorder_lightning.order_policy import OrderPolicy
@@ -41,11 +41,11 @@ _HOMES = {
     "PatchOrder": "patch_order",
     "PlackettLuce": "plackett_luce",
     "REOrder": "callbacks.reorder",
-    "attach": "attach",
-    "detach": "attach",
-    "export_order": "attach",
+    "attach": "attachment",
+    "detach": "attachment",
+    "export_order": "attachment",
     "get_order": "orders",
-    "load_from_checkpoint": "attach",
+    "load_from_checkpoint": "attachment",
     "load_order": "orders",
     "resize_order": "orders",
     "save_order": "orders",

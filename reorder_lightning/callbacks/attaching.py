@@ -10,7 +10,7 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from reorder_lightning.attach import attach, find_layer
+from reorder_lightning.attachment import attach, find_layer
 from reorder_lightning.patch_order import PatchOrder
 from reorder_lightning.token_sites import TokensNotFoundError
 

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning import Trainer
-
 Phase = Literal["warmup", "policy", "frozen"]
 
 
@@ -78,20 +76,3 @@ def _steps(name: str, length: int | float, total_steps: float, steps_per_epoch: 
             f"give `{name}` as a share, or as whole epochs of a loader with a length."
         )
     return length * steps if length else 0.0
-
-
-def training_length(trainer: Trainer) -> tuple[float, float]:
-    """Updates of the whole training and of one epoch; infinite if unknown.
-
-    An update is an optimiser step, or a batch with manual optimisation: there ``global_step``
-    counts the steps of all optimisers, and when they step is the user's business.
-    """
-    batches = trainer.num_training_batches
-    if trainer.lightning_module.automatic_optimization:
-        per_epoch = (
-            math.ceil(batches / trainer.accumulate_grad_batches) if batches < math.inf else batches
-        )
-        total = trainer.estimated_stepping_batches
-        return (total if total >= 0 else math.inf), max(1, per_epoch)
-    epochs = trainer.max_epochs
-    return (batches * epochs if epochs is not None and epochs >= 0 else math.inf), batches

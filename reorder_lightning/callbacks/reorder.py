@@ -10,14 +10,20 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
-from reorder_lightning.attach import describe
+from reorder_lightning.attachment import describe
 from reorder_lightning.callbacks.attaching import Pending, refuse_lost_order, share_with_copies
-from reorder_lightning.callbacks.phases import Phase, Phases, plan_phases, training_length
+from reorder_lightning.callbacks.phases import Phase, Phases, plan_phases
 from reorder_lightning.callbacks.rewards import (
     LogitCapture,
     RewardFn,
     batch_rewards,
     capture_logits,
+)
+from reorder_lightning.callbacks.trainer_facts import (
+    count_epoch,
+    data_rank,
+    steps_done,
+    training_length,
 )
 from reorder_lightning.order_policy import OrderPolicy
 from reorder_lightning.orders import get_order, kendall_tau
@@ -244,11 +250,11 @@ class REOrder(Callback):
         if trainer.fast_dev_run and policy:  # type: ignore[attr-defined]
             warmup, policy = 0.0, 1.0  # one batch, and it should try the policy
         self.phases = plan_phases(warmup, policy, *training_length(trainer))
-        self._step = _step(trainer)
+        self._step = steps_done(trainer)
         self._used = False
         state, self._loaded = self._loaded, None
-        if state is not None:
-            self._start_order = state["start"]
+        # Not before: some strategies load a checkpoint only after `on_fit_start`.
+        self._start_order = self.layer.order.cpu().clone() if state is None else state["start"]
         if trainer.ckpt_path is not None and self._step:
             _warn_of_missing(no_policy=state is None, no_order=self.layer.loaded is False)
         self.policy = None
@@ -269,7 +275,7 @@ class REOrder(Callback):
 
         The draw has the same shape in all phases, so that a compiled model is compiled once.
         """
-        _count_epoch(trainer)
+        count_epoch(trainer)
         self.layer.used = False
         if self._capture is not None:
             self._capture.start(batch)
@@ -279,7 +285,7 @@ class REOrder(Callback):
         k = extract_batch_size(batch) if count == "image" else count
         if self.phase == "policy":
             assert self.policy is not None
-            draw = self._draw = self.policy.draw(k, rank=_data_rank(trainer))
+            draw = self._draw = self.policy.draw(k, rank=data_rank(trainer))
         else:
             row_warmup = self.phase == "warmup" and self.warmup_order == "row"
             order = get_order("row", *self.grid_size) if row_warmup else self.layer.order
@@ -309,7 +315,7 @@ class REOrder(Callback):
             )
             if draw is not None:
                 self.policy.observe(draw, rewards)
-        step = _step(trainer)
+        step = steps_done(trainer)
         if step != self._step:
             phase = self.phase
             self._step = step
@@ -395,32 +401,6 @@ _NEVER_RAN = (
     "attaching or before its first call (reorder_lightning.attach(model) attaches at once; "
     "torch._dynamo.reset() forgets what was compiled)."
 )
-
-
-def _count_epoch(trainer: Trainer) -> None:
-    """Count an epoch that Lightning 2.6 forgets.
-
-    Resumed from a checkpoint that was saved in the last batch of an epoch, it does not count the
-    next one as begun, and a second resume then repeats an epoch with the weights of its end.
-    """
-    progress = trainer.fit_loop.epoch_progress
-    if progress.current.ready == progress.current.completed:
-        progress.increment_ready()
-        progress.increment_started()
-
-
-def _step(trainer: Trainer) -> int:
-    """Optimiser steps until now; batches with manual optimisation (see `training_length`)."""
-    if trainer.lightning_module.automatic_optimization:
-        return trainer.global_step
-    return trainer.fit_loop.total_batch_idx + 1
-
-
-def _data_rank(trainer: Trainer) -> int:
-    """Rank among the processes that see different data: tensor-parallel ones share their draws."""
-    sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
-    rank: int = sampler.get("rank", trainer.global_rank)
-    return rank
 
 
 def _warn_of_missing(no_policy: bool, no_order: bool) -> None:

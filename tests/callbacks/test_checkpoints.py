@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from reorder_lightning import load_from_checkpoint
-from reorder_lightning.attach import NAME
+from reorder_lightning.attachment import NAME
 from reorder_lightning.callbacks.reorder import REOrder
 from tests.callbacks.test_dropin import Late, reorder
 from tests.toys import Classifier, loader, sequence_vit, trainer

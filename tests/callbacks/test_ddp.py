@@ -7,17 +7,24 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.toys import digest
 
 ROOT = Path(__file__).parents[2]
 SAME = ("order", "logits", "policy", "weights", "updates", "phase")
 
 
 def run(folder, strategy="ddp", epochs=2, precision="32-true", bad="none", accumulate=1):
-    args = (folder, strategy, epochs, precision, bad, accumulate)
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "tests.callbacks.ddp_script", *map(str, args)]
+    return processes("ddp_script", folder, strategy, epochs, precision, bad, accumulate)
+
+
+def processes(script, folder, *args):
+    """Run a script in two processes; what each of them wrote."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", f"tests.callbacks.{script}", str(folder), *map(str, args)]
     done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
@@ -67,3 +74,19 @@ def test_plain_ddp_for_100_steps(tmp_path):
 )
 def test_trouble_on_one_rank(tmp_path, kwargs):
     compare(run(tmp_path, epochs=2, **kwargs), steps=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data_parallel", [1, 2])
+def test_sharded_models(tmp_path, data_parallel):
+    """FSDP2 on CPU; processes that share their data share their draws too."""
+    ranks = processes("sharded_script", tmp_path, data_parallel)
+    for a, b in zip(*ranks, strict=True):
+        assert [a[key] for key in SAME] == [b[key] for key in SAME]
+        assert (a["data"] == b["data"]) == (data_parallel == 1)
+    policy = [(a, b) for a, b in zip(*ranks, strict=True) if a["phase"] == "policy"]
+    same = sum(a["draw"] == b["draw"] for a, b in policy)
+    assert same == len(policy) if data_parallel == 1 else same <= len(policy) // 2
+    state = torch.load(tmp_path / "full.ckpt", weights_only=True)["state_dict"]
+    order = state["net.blocks.0.reorder_lightning_patch_order._extra_state"]
+    assert digest(order) == ranks[0][-1]["order"]

@@ -3,7 +3,7 @@
 import copy
 import doctest
 import pickle
-import sys
+import pkgutil
 
 import pytest
 import timm
@@ -11,12 +11,18 @@ import torch
 from torch import nn
 
 import reorder_lightning
-from reorder_lightning import attach, detach, export_order, get_order, load_order, token_sites
-from reorder_lightning.attach import NAME
+from reorder_lightning import (
+    attach,
+    attachment,
+    detach,
+    export_order,
+    get_order,
+    load_order,
+    token_sites,
+)
+from reorder_lightning.attachment import NAME
 from reorder_lightning.patch_order import PatchOrder
 from tests.toys import Classifier, ScanBlock, sequence_vit
-
-attach_module = sys.modules["reorder_lightning.attach"]  # the package's name is the function
 
 
 def seen_by_first_block(model, *args):
@@ -324,12 +330,14 @@ def test_a_model_that_is_blind_to_order_is_pointed_out():
 
 
 @pytest.mark.filterwarnings("ignore:The blocks of .* are full self-attention")
-@pytest.mark.parametrize("module", [attach_module, token_sites])
+@pytest.mark.parametrize("module", [attachment, token_sites])
 def test_examples(module):
     assert doctest.testmod(module).failed == 0
 
 
 def test_public_names_are_imported_on_first_use():
+    modules = {module.name for module in pkgutil.iter_modules(reorder_lightning.__path__)}
+    assert not modules & set(reorder_lightning.__all__), "importing a module sets its name"
     assert set(reorder_lightning.__all__) <= set(dir(reorder_lightning))
     for name in reorder_lightning.__all__:
         assert getattr(reorder_lightning, name).__name__ == name
