@@ -73,23 +73,43 @@ def decode_image(
     Raises:
         OSError: If it isn't a whole image; PIL's `UnidentifiedImageError` is one.
     """
+    pixels = None if exif else _turbo(data, box, cover)
+    if pixels is not None:
+        return pixels if box is None else _crop(pixels, box, (pixels.shape[2], pixels.shape[1]))
     try:
         with _open(io.BytesIO(data), any_size) as image:
             full = image.size
-            if cover is not None:
-                region = (full[1], full[0]) if box is None else (box[3], box[2])
-                factor = min(region[0] / cover[0], region[1] / cover[1])
-                image = _reduce(image, factor / _GAP)
-            if image.size == full and not exif and image.format == "JPEG":
-                pixels = _turbo(data, image.mode)
-            else:
-                pixels = None
-            if pixels is None:
-                upright = ImageOps.exif_transpose(image) if exif else image
-                pixels = torch.from_numpy(np.array(_to_rgb(upright))).permute(2, 0, 1)
+            image = _reduce(image, _factor(full, box, cover))
+            upright = ImageOps.exif_transpose(image) if exif else image
+            pixels = torch.from_numpy(np.array(_to_rgb(upright))).permute(2, 0, 1)
     except _DAMAGE as error:
         raise OSError(f"damaged image: {error}") from error
     return pixels if box is None else _crop(pixels, box, full)
+
+
+def _factor(full: tuple[int, int], box: Box | None, cover: tuple[int, int] | None) -> float:
+    """How many times smaller an image of size `full` `(width, height)` may be read."""
+    if cover is None:
+        return 1.0
+    width, height = full if box is None else box[2:]
+    return min(height / cover[0], width / cover[1]) / _GAP
+
+
+def _turbo(data: bytes, box: Box | None, cover: tuple[int, int] | None) -> Tensor | None:
+    """Reads a JPEG in full by simplejpeg, where installed: PIL's pixels in less time.
+
+    None leaves an image to PIL: other formats, CMYK (whose conversion differs), those to be read
+    at reduced scale, and damaged ones, for PIL's message.
+    """
+    if simplejpeg is None or data[:2] != b"\xff\xd8":
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        if colours not in ("YCbCr", "Gray") or _factor((width, height), box, cover) >= 2:
+            return None
+        return torch.from_numpy(simplejpeg.decode_jpeg(data, "RGB")).permute(2, 0, 1)
+    except ValueError:
+        return None
 
 
 def _open(file: io.BytesIO, any_size: bool) -> Image.Image:
@@ -123,16 +143,6 @@ def _reduce(image: Image.Image, factor: float) -> Image.Image:
     return image.reduce(int(factor)) if image.mode in ("L", "RGB", "RGBA") else image
 
 
-def _turbo(data: bytes, mode: str) -> Tensor | None:
-    """Decodes by simplejpeg, where installed: PIL's pixels in less time. None: leave it to PIL."""
-    if simplejpeg is None or mode not in ("RGB", "L"):
-        return None  # CMYK, whose conversion differs
-    try:
-        return torch.from_numpy(simplejpeg.decode_jpeg(data, "RGB")).permute(2, 0, 1)
-    except ValueError:
-        return None
-
-
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)
@@ -154,7 +164,7 @@ def _crop(pixels: Tensor, box: Box, full: tuple[int, int]) -> Tensor:
 
 def build_transform(
     augment: Augment, image_size: tuple[int, int], *, crop_ratio: float | None, train: bool
-) -> v2.Compose:
+) -> Transform:
     """The transform of one word, from uint8 `(3, h, w)` to uint8 `(3, H, W)`.
 
     Evaluation, and the base of "none", "flip" and "paper": resize the short side to
@@ -183,7 +193,7 @@ def build_transform(
             f" {augment!r}."
         )
     if train and augment == "modern":
-        return v2.Compose(
+        modern: Transform = v2.Compose(
             [
                 v2.RandomResizedCrop(image_size, antialias=True),
                 v2.RandomHorizontalFlip(),
@@ -191,15 +201,9 @@ def build_transform(
                 v2.RandomErasing(p=0.25, value=128),
             ]
         )
-    steps: list[Transform]
-    if crop_ratio is None:
-        steps = [v2.Resize(image_size, antialias=True)]
-    else:
-        steps = [_ResizeShortSide(covering_size(augment, image_size, crop_ratio))]
-        steps.append(v2.CenterCrop(image_size))
-    if train and augment != "none":
-        steps.append(v2.RandomHorizontalFlip())
-    return v2.Compose(steps)
+        return modern
+    cover = None if crop_ratio is None else covering_size(augment, image_size, crop_ratio)
+    return _Plain(image_size, cover, flip=train and augment != "none")
 
 
 def covering_size(
@@ -210,20 +214,31 @@ def covering_size(
     return round(image_size[0] / ratio), round(image_size[1] / ratio)
 
 
-class _ResizeShortSide:
-    """Resizes an image until it just covers a size; for a square: its short side."""
+class _Plain:
+    """Resize, centre crop and perhaps a flip; torchvision's, without its cost for each call."""
 
-    def __init__(self, size: tuple[int, int]) -> None:
-        self.height, self.width = size
+    def __init__(
+        self, image_size: tuple[int, int], cover: tuple[int, int] | None, *, flip: bool
+    ) -> None:
+        self.height, self.width = image_size
+        self.cover = cover
+        self.flip = flip
 
     def __call__(self, image: Tensor) -> Tensor:
-        h, w = image.shape[-2:]
-        scale = max(self.height / h, self.width / w)
+        h, w = self._size(*image.shape[-2:])
+        if (h, w) != tuple(image.shape[-2:]):
+            image = v2.functional.resize(image, [h, w], antialias=True)
+        top, left = round((h - self.height) / 2), round((w - self.width) / 2)
+        image = image[..., top : top + self.height, left : left + self.width]
+        return image.flip(-1) if self.flip and torch.rand(1).item() < 0.5 else image
+
+    def _size(self, h: int, w: int) -> tuple[int, int]:
+        """Height and width to resize to: just covering `cover`, or `image_size` itself."""
+        if self.cover is None:
+            return self.height, self.width
+        scale = max(self.cover[0] / h, self.cover[1] / w)
         # Cut off, not rounded, as torchvision's Resize does.
-        size = [max(self.height, int(h * scale)), max(self.width, int(w * scale))]
-        if size == [h, w]:
-            return image
-        return v2.functional.resize(image, size, antialias=True)  # type: ignore[no-any-return]
+        return max(self.cover[0], int(h * scale)), max(self.cover[1], int(w * scale))
 
 
 def mix(images: Tensor, targets: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

@@ -189,10 +189,10 @@ class EncodedImages(ABC):
 
     def _image(self, index: int, seed: int, *, train: bool) -> Tensor:
         if not train:
-            return self._eval(self.decode(index, self._cover))  # type: ignore[no-any-return]
+            return self._eval(self.decode(index, self._cover))
         image = self.decode(index, self._train_cover)
         with seeded(seed):
-            return self._transform(image)  # type: ignore[no-any-return]
+            return self._transform(image)
 
     def _bad(self, index: int, error: OSError) -> str:
         name = self.name(index)

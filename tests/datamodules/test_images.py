@@ -171,3 +171,16 @@ def test_mix_keeps_the_weight_of_the_targets():
         assert mixed.shape == images.shape
         torch.testing.assert_close(soft.sum(1), torch.ones(6))
         assert not torch.equal(mixed, images)
+
+
+def test_training_images_are_the_plain_ones_or_their_mirror():
+    image = torch.randint(256, (3, 40, 30), dtype=torch.uint8)
+    plain = build_transform("paper", (16, 16), crop_ratio=0.875, train=False)(image)
+    train = build_transform("paper", (16, 16), crop_ratio=0.875, train=True)
+    flipped = 0
+    for seed in range(64):
+        with seeded(seed):
+            found = train(image)
+        assert torch.equal(found, plain) or torch.equal(found, plain.flip(-1))
+        flipped += not torch.equal(found, plain)
+    assert 16 < flipped < 48
