@@ -70,8 +70,10 @@ def relative_attention(
     keys = k.shape[2]
     _check(q, k, v, r, cls_index)
     scale = dim**-0.5
-    a = ((q + content_bias[:, None, None]) * scale).flatten(0, 1)
-    b = (q + position_bias[:, None, None]) * scale
+    dtype = _matmul_dtype(q)
+    a = ((q + content_bias[:, None, None]) * scale).to(dtype).flatten(0, 1)
+    b = ((q + position_bias[:, None, None]) * scale).to(dtype)
+    k, v, r = k.to(dtype), v.to(dtype), r.to(dtype)
     if cls_index is not None:
         b = b * _all_but(cls_index, queries, b)
     k, v = k.flatten(0, 1), v.flatten(0, 1)
@@ -85,6 +87,14 @@ def relative_attention(
         scores = scores + _causal_mask(queries, keys, cls_index, scores.device, scores.dtype)
     weights = F.dropout(scores.softmax(-1), dropout_p) if dropout_p else scores.softmax(-1)
     return torch.bmm(weights, v).view(heads, batch, queries, dim)
+
+
+def _matmul_dtype(x: Tensor) -> torch.dtype:
+    """What autocast would multiply in. Our own backward pass runs outside of it."""
+    device = x.device.type
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, r: Tensor, cls_index: int | None) -> None:

@@ -64,6 +64,16 @@ def test_float32_stays_within_rounding_of_float64():
     assert max(relative_error(g, e) for g, e in zip(found, wanted, strict=True)) < 1e-5
 
 
+def test_float32_input_under_autocast_has_gradients():
+    inputs = make_inputs(dtype=torch.float32)
+    expected = relative_attention(**inputs, cls_index=3)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = relative_attention(**inputs, cls_index=3)
+    assert relative_error(found, expected) < 2e-2
+    found.float().sum().backward()
+    assert all(x.grad.dtype == torch.float32 for x in inputs.values())
+
+
 @pytest.mark.parametrize("cls_key", [None, 2, 6])
 def test_compiled_form_is_the_same(cls_key):
     a, k, b, r = (torch.randn(s) for s in ((6, 5, 4), (6, 7, 4), (2, 3, 5, 4), (2, 11, 4)))

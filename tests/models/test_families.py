@@ -151,6 +151,25 @@ def test_onnx_gives_the_same_logits(name, tmp_path):
     assert kinds.count("Scan") == (len(model.blocks) if scans else 0)
 
 
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision_trains(name, dtype):
+    model = make(name).train()
+    expected = model(IMAGES)
+    with torch.autocast("cpu", dtype):
+        found = model(IMAGES)
+    assert relative(found.float(), expected) < 3e-2
+    found.float().square().mean().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_pure_bfloat16_trains(name):
+    model = make(name).train().bfloat16()
+    model(IMAGES.bfloat16()).float().square().mean().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_case_29_a_mamba_block_with_steps_of_twenty_is_finite_in_low_precision(dtype):
     """https://github.com/hustvl/Vim/issues/30: nan under mixed precision."""
