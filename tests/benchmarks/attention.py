@@ -141,12 +141,12 @@ def crossover(report: Report, rounds: int) -> None:
     banded_attention.DENSE_LENGTH = default
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Prints the table; the exit status says whether every target is met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     report = Report()

@@ -68,13 +68,13 @@ def training_step(model: nn.Module) -> Callable[[], None]:
     return run
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Prints the table; the exit status says whether every target is met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--depth", type=int, default=12)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     report = Report()

@@ -53,12 +53,12 @@ def exponent(costs: list[float]) -> float:
     return slope / sum((x - x0) ** 2 for x in xs)
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Prints the table; the exit status says whether the cost is linear."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     report = Report()

@@ -99,12 +99,12 @@ def worst_error(delta: float) -> float:
     return max(relative_error(a, b) for a, b in pairs if a is not None and b is not None)
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Prints the table; the exit status says whether every target is met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the first shape only, few rounds")
     parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     report = Report()
