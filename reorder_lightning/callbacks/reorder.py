@@ -22,6 +22,7 @@ from reorder_lightning.callbacks.rewards import (
 from reorder_lightning.callbacks.trainer_facts import (
     count_epoch,
     data_rank,
+    log_is_due,
     steps_done,
     training_length,
 )
@@ -47,7 +48,8 @@ class REOrder(Callback):
 
     The policy moves at every optimiser step; with manual optimisation, at every batch.
 
-    Logged at every policy update: ``reorder/phase`` (0 warm-up, 1 policy, 2 frozen),
+    Logged every ``Trainer(log_every_n_steps)`` steps, at the end of an epoch and at that of the
+    policy phase: ``reorder/phase`` (0 warm-up, 1 policy, 2 frozen),
     ``reorder/temperature``, ``reorder/reward``, ``reorder/baseline``, ``reorder/advantage_std``,
     ``reorder/entropy_proxy`` (entropy of the first choice, as a share of the largest possible),
     ``reorder/drawn_share`` (share of the images that were read in a drawn order: what exploring
@@ -317,15 +319,17 @@ class REOrder(Callback):
                 self.policy.observe(draw, rewards)
         step = steps_done(trainer)
         if step != self._step:
-            phase = self.phase
-            self._step = step
-            values = self._update(trainer, pl_module) if phase == "policy" else {}
-            values["phase"] = float(("warmup", "policy", "frozen").index(phase))
-            if not trainer.barebones:
+            phase, self._step = self.phase, step
+            last = phase == "policy" and self.phase == "frozen"
+            # Logging costs more than learning.
+            due = not trainer.barebones and (last or log_is_due(trainer, step))
+            values = self._update(trainer, pl_module, due) if phase == "policy" else {}
+            if due:
+                values["phase"] = float(("warmup", "policy", "frozen").index(phase))
                 pl_module.log_dict({f"reorder/{k}": v for k, v in values.items()}, batch_size=1)
 
-    def _update(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
-        """One update of the policy, the same on all ranks; returns what to log."""
+    def _update(self, trainer: Trainer, pl_module: LightningModule, log: bool) -> dict[str, float]:
+        """One update of the policy, the same on all ranks; returns what to log, if that is due."""
         assert self.policy is not None
 
         def reduce(sums: Tensor) -> Tensor:
@@ -333,13 +337,14 @@ class REOrder(Callback):
             assert isinstance(total, Tensor)
             return total.cpu()
 
-        alone = trainer.world_size == 1
-        values = {
-            "temperature": self.policy.temperature,
-            "entropy_proxy": self.policy.entropy_proxy,
-            **self.policy.update(None if alone else reduce),
-        }
+        values = {}
+        if log:  # what the draws of this step were made with
+            values["temperature"] = self.policy.temperature
+            values["entropy_proxy"] = self.policy.entropy_proxy
+        values |= self.policy.update(None if trainer.world_size == 1 else reduce)
         self.layer.order = self.policy.order
+        if not log:
+            return {}
         values["kendall_to_start"] = kendall_tau(self.policy.mode, self.start_order)
         if self.phase == "frozen":
             decision = self.policy.decide()

@@ -38,6 +38,12 @@ def data_rank(trainer: Trainer) -> int:
     return rank
 
 
+def log_is_due(trainer: Trainer, step: int) -> bool:
+    """Whether loggers write what is logged after ``step`` steps, or the epoch ends."""
+    every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return trainer.is_last_batch or bool(every and step % every == 0)
+
+
 def count_epoch(trainer: Trainer) -> None:
     """Count an epoch that Lightning 2.6 forgets.
 

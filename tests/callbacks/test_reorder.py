@@ -135,6 +135,19 @@ def test_what_is_logged(tmp_path):
     assert temperatures[-4:] == [0] * 4
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_it_logs_when_the_loggers_write(tmp_path, accumulate):
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    reorder = REOrder(warmup=0, policy=1.0)
+    kwargs = {"logger": logger, "log_every_n_steps": 3, "accumulate_grad_batches": accumulate}
+    _, _, run = fit(tmp_path, reorder, data=zeros(8 * 7 * accumulate), max_epochs=2, **kwargs)
+    lines = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text().splitlines()
+    rows = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
+    assert [int(row["step"]) for row in rows] == [2, 5, 8, 11]
+    assert all(row["reorder/reward"] for row in rows)
+    assert "reorder/accepted" in run.callback_metrics
+
+
 def test_policy_0_trains_as_without_the_callback(tmp_path):
     losses, groups = [], []
     for callbacks in ([], [REOrder(policy=0)]):
