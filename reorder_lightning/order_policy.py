@@ -45,8 +45,10 @@ import torch
 from torch import Tensor
 
 from reorder_lightning.acceptance import Decision, paired_gain
-from reorder_lightning.order_learners import Learner, RankRegression, Reinforce
+from reorder_lightning.order_learners import Learner
 from reorder_lightning.plackett_luce import PlackettLuce
+from reorder_lightning.rank_regression import RankRegression
+from reorder_lightning.reinforce import Reinforce
 from reorder_lightning.schedules import temperature_share
 
 __all__ = ["OrderPolicy"]
