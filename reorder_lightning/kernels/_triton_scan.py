@@ -241,7 +241,10 @@ def scan_forward(
     bounds = u.new_empty(-(-length // STEPS), batch, groups, state, channels)
     last = u.new_empty(batch, groups, state, channels)
     if batch:
-        _forward_kernel[args.grid](*args.tensors, y, bounds, last, *args.sizes, **args.constants)
+        with torch.cuda.device_of(u):  # Triton launches on the current device
+            _forward_kernel[args.grid](
+                *args.tensors, y, bounds, last, *args.sizes, **args.constants
+            )
     last = last.transpose(2, 3).reshape(batch, groups * channels, state).contiguous()
     return y.transpose(1, 2), last, bounds
 
@@ -270,10 +273,11 @@ def scan_backward(
     dB = u.new_empty(args.programs, batch, length, groups, state)
     dC = torch.empty_like(dB)
     if batch:
-        _backward_kernel[args.grid](
-            *args.tensors, dy, pull, bounds, du, ddelta, drates, dB, dC,
-            *args.sizes, **args.constants,
-        )  # fmt: skip
+        with torch.cuda.device_of(u):
+            _backward_kernel[args.grid](
+                *args.tensors, dy, pull, bounds, du, ddelta, drates, dB, dC,
+                *args.sizes, **args.constants,
+            )  # fmt: skip
     dA = drates.sum(0).transpose(1, 2).reshape(width, state)
     dD, dbias = (dy * args.tensors[0]).sum((0, 1)), ddelta.sum((0, 1))
     return (
