@@ -10,7 +10,8 @@ from lightning import LightningDataModule
 from torch import Tensor
 
 from reorder_lightning.datamodules.images import SUFFIXES, Augment, mix, seeded
-from reorder_lightning.datamodules.sampling import MIX, EpochLoader, ImageSource, random_bits
+from reorder_lightning.datamodules.loader import EpochLoader, ImageSource
+from reorder_lightning.datamodules.sampling import MIX, random_bits
 from reorder_lightning.datamodules.sources import FolderImages, OnBadImage
 
 Split = Literal["train", "val", "test", "predict"]

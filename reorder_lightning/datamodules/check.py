@@ -17,7 +17,8 @@ from PIL import Image
 from reorder_lightning.datamodules.base import ImageDataModule, Split
 from reorder_lightning.datamodules.classes import shorten
 from reorder_lightning.datamodules.listing import progress
-from reorder_lightning.datamodules.sampling import SPLIT, ImageSource, IntArray, generator
+from reorder_lightning.datamodules.loader import ImageSource
+from reorder_lightning.datamodules.sampling import SPLIT, IntArray, generator
 from reorder_lightning.datamodules.sources import EncodedImages
 
 _SPLITS: tuple[Split, ...] = ("train", "val")

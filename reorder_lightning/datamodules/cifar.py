@@ -17,7 +17,8 @@ from reorder_lightning.datamodules.cifar_classes import COARSE, COARSE_OF_FINE, 
 from reorder_lightning.datamodules.classes import folder_targets
 from reorder_lightning.datamodules.images import decode_image
 from reorder_lightning.datamodules.listing import list_images
-from reorder_lightning.datamodules.sampling import ImageSource, IntArray, held_out
+from reorder_lightning.datamodules.loader import ImageSource
+from reorder_lightning.datamodules.sampling import IntArray, held_out
 from reorder_lightning.datamodules.sources import TensorImages
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"

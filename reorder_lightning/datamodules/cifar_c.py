@@ -13,7 +13,8 @@ from reorder_lightning.datamodules.base import Split, write_csv
 from reorder_lightning.datamodules.cifar import CIFAR100, SIDE, read_npy
 from reorder_lightning.datamodules.cifar_classes import COARSE_OF_FINE
 from reorder_lightning.datamodules.images import build_transform
-from reorder_lightning.datamodules.sampling import BoolArray, ImageSource, IntArray
+from reorder_lightning.datamodules.loader import ImageSource
+from reorder_lightning.datamodules.sampling import BoolArray, IntArray
 from reorder_lightning.datamodules.sources import TensorImages
 
 MAIN = (

@@ -16,7 +16,8 @@ from reorder_lightning.datamodules.fmow_classes import ALPHABETICAL, CHALLENGE
 from reorder_lightning.datamodules.fmow_wilds import METADATA, WildsImages, read_metadata
 from reorder_lightning.datamodules.images import IMAGENET_MEAN, IMAGENET_STD, Augment, Box
 from reorder_lightning.datamodules.listing import Listing, list_images
-from reorder_lightning.datamodules.sampling import BoolArray, ImageSource, IntArray, held_out
+from reorder_lightning.datamodules.loader import ImageSource
+from reorder_lightning.datamodules.sampling import BoolArray, IntArray, held_out
 from reorder_lightning.datamodules.sources import EncodedImages
 
 _log = logging.getLogger(__name__)

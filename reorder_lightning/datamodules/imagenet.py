@@ -19,7 +19,8 @@ from reorder_lightning.datamodules.classes import (
 from reorder_lightning.datamodules.flat_labels import flat_targets
 from reorder_lightning.datamodules.images import IMAGENET_MEAN, IMAGENET_STD, Augment
 from reorder_lightning.datamodules.listing import Listing, list_images
-from reorder_lightning.datamodules.sampling import BoolArray, ImageSource, IntArray, held_out
+from reorder_lightning.datamodules.loader import ImageSource
+from reorder_lightning.datamodules.sampling import BoolArray, IntArray, held_out
 from reorder_lightning.datamodules.sources import ListedImages
 
 _log = logging.getLogger(__name__)

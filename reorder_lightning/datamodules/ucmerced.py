@@ -12,7 +12,7 @@ import torch
 
 from reorder_lightning.datamodules.base import ImageDataModule, Split
 from reorder_lightning.datamodules.images import decode_image
-from reorder_lightning.datamodules.sampling import ImageSource
+from reorder_lightning.datamodules.loader import ImageSource
 from reorder_lightning.datamodules.sources import TensorImages
 
 ARCHIVE = Path(__file__).with_name("ucmerced64.zip")
