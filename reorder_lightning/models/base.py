@@ -121,13 +121,23 @@ class ImageClassifier(LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
         """Loss, and the reward of each image for REOrder."""
-        images, targets = batch if self.mix is None else self.mix(*batch)
+        images, targets = batch if self.mix is None else self._mixed(*batch)
         losses = F.cross_entropy(
             self(images).float(), targets, reduction="none", label_smoothing=self.label_smoothing
         )
         loss = losses.mean()
         self.log("train/loss", loss, prog_bar=True, batch_size=len(images))
         return {"loss": loss, "reorder_reward": -losses.detach()}
+
+    def _mixed(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.mix is not None
+        if targets.is_floating_point():
+            raise ValueError(
+                "`mixup` or `cutmix` of the model is set, but the data are mixed already (their "
+                'targets are soft, as with `data.augment="modern"`). Leave out one of the two.'
+            )
+        mixed: tuple[Tensor, Tensor] = self.mix(images, targets)
+        return mixed
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Loss, top-1 and top-5 over the validation set."""

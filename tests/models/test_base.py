@@ -92,6 +92,12 @@ def test_mixed_images_are_rewarded_by_their_mixed_targets(tmp_path, mix):
         torch.testing.assert_close(out["reorder_reward"].mean(), -out["loss"])
 
 
+def test_images_are_not_mixed_twice():
+    model = make(mixup=0.8)
+    with pytest.raises(ValueError, match=r"mixed already.*Leave out one"):
+        model.training_step((torch.zeros(2, 3, 8, 8), torch.ones(2, 3) / 3), 0)
+
+
 def test_random_numbers_of_a_step_follow_from_seed_and_step(tmp_path, monkeypatch):
     """Dropout after a resume is that of an uninterrupted run."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "3")
