@@ -32,6 +32,7 @@ VERBS = {
     "export": Verb(
         "write a checkpoint's order as JSON and PNG", "reorder_lightning.cli.export:run", True
     ),
+    "prior": Verb("rank the fixed orders by compressibility", "reorder_lightning.cli.prior:run"),
     "data check": Verb("look at a data set before training", "reorder_lightning.cli.data:check"),
 }
 
