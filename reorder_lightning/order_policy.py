@@ -188,10 +188,16 @@ class OrderPolicy:
 
     @property
     def order(self) -> Tensor:
-        """The order to evaluate with: the learned one; after the last update, the accepted one."""
-        if self.updates < self.total_updates or self.decide().accepted:
-            return self.mode
-        return self.start.clone()
+        """The order to evaluate with: after the last update the accepted one.
+
+        Until then the learned one, but the start order while nothing is found, since logits move a
+        little on noise as well.
+        """
+        if self.updates >= self.total_updates:
+            learned = self.decide().accepted
+        else:
+            learned = not self.acceptance or self.learner.found > 0
+        return self.mode if learned else self.start.clone()
 
     @property
     def on_trial(self) -> bool:
