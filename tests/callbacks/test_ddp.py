@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.toys import digest
+from tests.toys import Classifier, digest
 
 ROOT = Path(__file__).parents[2]
-SAME = ("order", "logits", "policy", "weights", "updates", "phase")
+SAME = ("order", "logits", "weights", "updates", "phase")
 
 
 def run(folder, strategy="ddp", epochs=2, precision="32-true", bad="none", accumulate=1):
@@ -37,12 +37,15 @@ def compare(ranks, steps):
     print(f"\n{'step':>4} {'phase':7} {'draw, rank 0':12} {'draw, rank 1':12} logits     policy")
     for step, (a, b) in enumerate(pairs):
         assert [a[key] for key in SAME] == [b[key] for key in SAME], step
+        if step == 0 or a["updates"] != pairs[step - 1][0]["updates"]:  # else each has its sums
+            assert a["policy"] == b["policy"], step
         assert a["data"] != b["data"]
         assert a["own"], f"rank 0 ran another order in step {step}"
         assert b["own"], f"rank 1 ran another order in step {step}"
         print(f"{step:4} {a['phase']:7} {a['draw']:12} {b['draw']:12} {a['logits']} {a['policy']}")
     policy = [(a, b) for a, b in pairs if a["phase"] == "policy"]
-    assert sum(a["draw"] == b["draw"] for a, b in policy) <= 2, "the cold draws are alike"
+    same = sum(a["draw"] == b["draw"] for a, b in policy)
+    assert same <= 0.4 * len(policy), "only those of the trial are alike"
     assert len({a["policy"] for a, _ in policy}) > len(policy) // 2
     return policy
 
@@ -51,7 +54,7 @@ def test_plain_ddp(tmp_path):
     """Cases 6, 7 and 8: no unused parameters, no buffer broadcast, no shared random numbers."""
     ranks = run(tmp_path)
     compare(ranks, steps=10)
-    assert ranks[0]["parameters"] == 16
+    assert ranks[0]["parameters"] == len(list(Classifier().parameters()))
 
 
 @pytest.mark.slow
