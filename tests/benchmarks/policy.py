@@ -32,7 +32,8 @@ PUBLISHED = {
     "peak_temperature": 0.2,
     "acceptance": False,
 }
-# The best of 1e-3, 3e-3, 1e-2, 3e-2, 1e-1 on the task with a signal, by number of updates.
+# The best of 1e-3, 3e-3, 1e-2, 3e-2, 1e-1 on the task with a signal, by number of updates; for
+# 30,000 updates it is extrapolated.
 PUBLISHED_LR = {300: 1e-2, 3000: 3e-3, 30000: 1e-3}
 
 
