@@ -33,6 +33,9 @@ VERBS = {
         "write a checkpoint's order as JSON and PNG", "reorder_lightning.cli.export:run", True
     ),
     "prior": Verb("rank the fixed orders by compressibility", "reorder_lightning.cli.prior:run"),
+    "sensitivity": Verb(
+        "evaluate a checkpoint in many orders", "reorder_lightning.cli.sensitivity:run", True
+    ),
     "data check": Verb("look at a data set before training", "reorder_lightning.cli.data:check"),
 }
 
