@@ -129,7 +129,9 @@ def test_sampling_with_a_generator_leaves_the_global_one_alone():
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_bad_input_is_refused():
+def test_bad_input_is_refused(monkeypatch):
+    # torch.compile switches the validation of all distributions off for the rest of the process.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     with pytest.raises(ValueError, match="floating point"):
         PlackettLuce(torch.arange(3))
     with pytest.raises(ValueError, match="logits"):
