@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reorder_lightning.models.backbone import patch_grid
 
-_PATCHES_PER_CODE = 25  # that k-means learns from; more changed no ranking, but took longer
+_PATCHES_PER_CODE = 25  # that k-means learns from; twice as many ranked UCMerced alike
 
 
 class Tokenizer(Protocol):

@@ -105,4 +105,7 @@ def _summary(found: Sensitivity) -> Iterator[str]:
     if found.matters:
         yield "The order matters to this model: some orders change its top-1 by more than chance."
     else:
-        yield "No order changes top-1 by more than chance: little or nothing to learn here."
+        yield (
+            "No order changes top-1 by more than chance: the model hardly uses the order, or the "
+            "images are too few to tell."
+        )
