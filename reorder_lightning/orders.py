@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from reorder_lightning.order_files import (
     Grid,

@@ -132,7 +132,9 @@ class REOrder(Callback):
             )
         if isinstance(start, str) and start == "auto":
             raise ValueError(
-                '`start="auto"` is not available yet: name an order, e.g. `start="hilbert"`.'
+                '`start="auto"` is not available yet: run `reorder prior -c configs/data/...`, '
+                "which ranks the fixed orders on your data and writes its choice, and start from "
+                'that file: `start="prior/order.json"`.'
             )
         self.start = start
         self.warmup_span = warmup

@@ -44,7 +44,7 @@ def selective_scan(
     channels in ``u``, ``delta`` and ``A``, and stack their projections along ``G``.
 
     The computation runs in float32 (in float64 if any input is float64), also under autocast, and
-    keeps about one state of ``B * D * N`` values per 2 MiB block for the backward pass instead of
+    keeps about one state of ``B * D * N`` values per 4 MiB block for the backward pass instead of
     one per time step. Gradients reach every tensor, the last state included; there are no second
     derivatives.
 
