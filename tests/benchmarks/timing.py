@@ -7,18 +7,23 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def interleaved_seconds(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Seconds of the least disturbed of several rounds, in which the functions take turns.
+    """Seconds of the least disturbed call in several rounds, in which the functions take turns.
 
-    The minimum, since whatever else runs on the machine only ever adds time. A first round warms up
-    and isn't counted.
+    The minimum, since whatever else runs on the machine only ever adds time. A turn is 50 ms or
+    one call, whichever is longer, so that a fast function isn't timed only with the caches that a
+    slow one left behind. A first round warms up and isn't counted.
     """
     found = dict.fromkeys(runs, float("inf"))
     for i in range(rounds + 1):
         for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if i > 0:
-                found[name] = min(found[name], time.perf_counter() - start)
+            turn = 0.0
+            while turn < 0.05:
+                start = time.perf_counter()
+                run()
+                seconds = time.perf_counter() - start
+                turn += seconds
+                if i > 0:
+                    found[name] = min(found[name], seconds)
     return found
 
 
