@@ -29,6 +29,10 @@ class Decision:
 
     def __str__(self) -> str:
         """One line for the log."""
+        if math.isnan(self.gain_se):
+            if self.accepted:
+                return "The learned order is taken without a trial."
+            return "The start order is kept: nothing was found, or the trial was too short to tell."
         outcome = "The learned order is accepted" if self.accepted else "The start order is kept"
         return f"{outcome}: gain {self.gain:.4g}, standard error {self.gain_se:.2g}."
 

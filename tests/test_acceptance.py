@@ -41,3 +41,10 @@ def test_what_the_log_says():
         "The learned order is accepted: gain 0.123"
     )
     assert str(Decision(False, -0.1, 0.01)).startswith("The start order is kept")
+
+
+def test_a_decision_says_what_happened():
+    assert "kept: gain -0.1, standard error 0.2" in str(Decision(False, -0.1, 0.2))
+    assert "accepted: gain 0.5" in str(Decision(True, 0.5, 0.1))
+    assert "nothing was found" in str(Decision(False, 0.0, math.nan))
+    assert "without a trial" in str(Decision(True, 0.0, math.nan))

@@ -63,6 +63,8 @@ def order_result(reorder: REOrder) -> str:
         return "not final: the training ended before its policy phase did"
     decision = reorder.policy.decide()
     gain = f"reward {decision.gain:+.4f} in the trial (standard error {decision.gain_se:.4f})"
+    if not decision.accepted and math.isnan(decision.gain_se):
+        return "the start order was kept: nothing was found, or the trial was too short to tell"
     if not decision.accepted:
         return f"the start order was kept; the learned one: {gain}"
     distance = kendall_tau(reorder.order.cpu(), reorder.start_order)
