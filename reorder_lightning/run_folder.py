@@ -24,3 +24,16 @@ def run_folder(trainer: Trainer) -> Path:
         label = version if isinstance(version, str) else f"version_{version}"
         folder = Path(logger.save_dir or root, str(logger.name), label)
     return Path(trainer.strategy.broadcast(str(folder)))
+
+
+def keep_metrics(folder: Path) -> None:
+    """Rename a run's ``metrics.csv`` to ``metrics.1.csv``, or the next free number.
+
+    Lightning's CSVLogger deletes the file when a training is resumed in the same folder.
+    """
+    metrics = folder / "metrics.csv"
+    if metrics.exists():
+        number = 1
+        while (folder / f"metrics.{number}.csv").exists():
+            number += 1
+        metrics.rename(folder / f"metrics.{number}.csv")

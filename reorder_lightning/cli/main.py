@@ -36,6 +36,7 @@ VERBS = {
     "sensitivity": Verb(
         "evaluate a checkpoint in many orders", "reorder_lightning.cli.sensitivity:run", True
     ),
+    "study": Verb("train for several orders, seeds and methods", "reorder_lightning.cli.study:run"),
     "data check": Verb("look at a data set before training", "reorder_lightning.cli.data:check"),
 }
 

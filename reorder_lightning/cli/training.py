@@ -3,24 +3,26 @@
 import os
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from pydoc import locate
 from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
 # Imported for their names: a class that is known can be given on the command line by its name.
 import reorder_lightning.datamodules
 import reorder_lightning.models  # noqa: F401
-from reorder_lightning.callbacks import OrderMonitor, PredictionWriter, REOrder
+from reorder_lightning.callbacks import OrderMonitor, PredictionWriter, REOrder, ResultWriter
 from reorder_lightning.cli.checkpoint import SameModel, check_same, saved_arguments
 from reorder_lightning.cli.slurm import task_mismatch
 from reorder_lightning.cli.summary import print_summary
 from reorder_lightning.datamodules.tables import PredictionTables
 from reorder_lightning.models import ImageClassifier
-from reorder_lightning.run_folder import run_folder
+from reorder_lightning.run_folder import keep_metrics, run_folder
 
 _FROM_DATA = ("num_classes", "image_size")
 
@@ -160,10 +162,9 @@ class TrainingCLI(LightningCLI):
         reorder = self._get(self.config_init, "reorder")
         own: list[Callback] = [reorder] if reorder is not None else []
         if self.subcommand == "fit":
-            monitored = any(isinstance(c, OrderMonitor) for c in configured)
-            return (
-                [*own, SameModel()] if monitored or not own else [*own, OrderMonitor(), SameModel()]
-            )
+            if own and not any(isinstance(c, OrderMonitor) for c in configured):
+                own.append(OrderMonitor())
+            return [*own, ResultWriter(), SameModel()]
         # Evaluation needs nothing of the callbacks that the training had.
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`, callbacks")
         if self.subcommand == "predict":
@@ -177,6 +178,13 @@ class TrainingCLI(LightningCLI):
         check_same(hparams, saved, self._get(self.config, "ckpt_path"))
 
     # ------------------------------------------------------------------ what is run
+
+    def before_fit(self) -> None:
+        """Keep the metrics of the part of a resumed training that was before."""
+        if self._get(self.config, "ckpt_path") and self.trainer.is_global_zero:
+            for logger in self.trainer.loggers:
+                if isinstance(logger, CSVLogger):
+                    keep_metrics(Path(logger.log_dir))
 
     def predict(self, **kwargs: Any) -> None:
         """Predict; the writer keeps what is needed, not all probabilities of all images."""

@@ -42,6 +42,8 @@ class CIFAR100(ImageDataModule):
         labels: "fine", 100 classes, or "coarse", their 20 superclasses.
         val_split: Share of the training images of each class for validation. 0 validates on the
             test images.
+        per_class: Use only the first so many training images of each fine class, by file name.
+            null: all 500.
         download: Fetch the pickles (169 MB) into `root` if nothing is there.
         image_size: Side, or height and width, that the model sees.
         **options: `batch_size`, `num_workers` (0 is the fastest here), `augment`, `seed` and
@@ -61,10 +63,13 @@ class CIFAR100(ImageDataModule):
         root: str,
         labels: Labels = "fine",
         val_split: float = 0.1,
+        per_class: int | None = None,
         download: bool = False,
         image_size: int | tuple[int, int] = SIDE,
         **options: Any,
     ) -> None:
+        if per_class is not None and per_class < 1:
+            raise ValueError(f"Expected argument `per_class` to be at least 1 but got {per_class}.")
         if labels not in ("fine", "coarse"):
             raise ValueError(
                 f"Expected argument `labels` to be 'fine' or 'coarse' but got {labels!r}."
@@ -79,6 +84,7 @@ class CIFAR100(ImageDataModule):
         self.root = Path(root).expanduser()
         self.labels: Labels = labels
         self.val_split = val_split
+        self.per_class = per_class
         self.download = download
 
     def prepare_data(self) -> None:
@@ -90,6 +96,9 @@ class CIFAR100(ImageDataModule):
         """Decodes the images of one split."""
         from_train = split == "train" or (split == "val" and self.val_split > 0)
         images, fine, names = self._read("train" if from_train else "test")
+        if from_train and self.per_class is not None:
+            few = first_of_each(fine, names, self.per_class)
+            images, fine, names = images[few], fine[few], [names[i] for i in few]
         if from_train:
             val = held_out(np.arange(len(fine)), fine, self.val_split, self.seed)
             which = np.flatnonzero(val if split == "val" else ~val)
@@ -119,6 +128,24 @@ class CIFAR100(ImageDataModule):
                 f" {fine.max()}, out of range: expected 0 to {len(FINE) - 1}."
             )
         return images, fine, names
+
+
+def first_of_each(targets: IntArray, names: list[str], count: int) -> IntArray:
+    """Indices of the first `count` images of each class by file name, ascending.
+
+    Args:
+        targets: int64 `(N,)`.
+        names: File names, whose folders don't count.
+        count: Images of a class; all where there are fewer.
+
+    Example:
+        >>> first_of_each(np.array([0, 1, 0]), ["b", "c", "a"], 1).tolist()
+        [1, 2]
+    """
+    order = np.lexsort((np.array([Path(name).name for name in names]), targets))
+    _, starts, counts = np.unique(targets[order], return_index=True, return_counts=True)
+    place = np.arange(len(order)) - np.repeat(starts, counts)
+    return np.sort(order[place < count])
 
 
 def _reader(root: Path, part: str) -> Callable[[], Images] | None:

@@ -139,23 +139,24 @@ class ImageClassifier(LightningModule):
         mixed: tuple[Tensor, Tensor] = self.mix(images, targets)
         return mixed
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Loss, top-1 and top-5 over the validation set."""
-        self._evaluate(batch, self.val_metrics, "val/loss")
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Loss, top-1 and top-5 over the validation set; returns ``logits`` and ``targets``."""
+        return self._evaluate(batch, self.val_metrics, "val/loss")
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Loss, top-1 and top-5 over the test set."""
-        self._evaluate(batch, self.test_metrics, "test/loss")
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Loss, top-1 and top-5 over the test set; returns ``logits`` and ``targets``."""
+        return self._evaluate(batch, self.test_metrics, "test/loss")
 
     def _evaluate(
         self, batch: tuple[Tensor, Tensor], metrics: MetricCollection, loss_name: str
-    ) -> None:
+    ) -> dict[str, Tensor]:
         images, targets = batch
         logits = self(images).float()
         metrics.update(logits, targets)
         size = len(images)
         self.log(loss_name, F.cross_entropy(logits, targets), batch_size=size, sync_dist=True)
         self.log_dict(metrics, prog_bar=True, batch_size=size)
+        return {"logits": logits, "targets": targets}
 
     def predict_step(self, batch: tuple[Tensor, Any], batch_idx: int) -> Tensor:
         """Class probabilities ``(B, num_classes)``."""
