@@ -31,11 +31,11 @@ def summary(trainer: Trainer) -> Iterator[tuple[str, str]]:
     for monitor in (c for c in trainer.callbacks if isinstance(c, OrderMonitor)):  # type: ignore[attr-defined]
         if monitor.folder is not None:
             yield "", f"{_short(monitor.folder / 'order.json')}, pictures beside it"
-    checkpoint = trainer.checkpoint_callback
-    if isinstance(checkpoint, ModelCheckpoint):
-        path = checkpoint.last_model_path or checkpoint.best_model_path
-        if path:
-            yield "checkpoint", _short(Path(path))
+    for checkpoint in trainer.checkpoint_callbacks[-1:]:
+        if isinstance(checkpoint, ModelCheckpoint):
+            path = checkpoint.last_model_path or checkpoint.best_model_path
+            if path:
+                yield "checkpoint", _short(Path(path))
 
 
 def _metrics(trainer: Trainer) -> Iterator[tuple[str, str]]:
