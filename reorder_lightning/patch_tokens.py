@@ -68,8 +68,8 @@ class KMeansTokenizer:
             from sklearn.cluster import MiniBatchKMeans
         except ImportError as error:
             raise ValueError(
-                "The built-in tokenizer needs scikit-learn: pip install "
-                "'reorder-lightning[prior]', or give a `tokenizer` of your own."
+                'K-means tokens, the built-in ones of `reorder prior` and of `start="auto"`, need '
+                "scikit-learn: pip install 'reorder-lightning[prior]'."
             ) from error
         if num_codes < 2:
             raise ValueError(f"Expected `num_codes` to be 2 or more, but got {num_codes}.")

@@ -208,6 +208,11 @@ class Prior:
             raise ValueError("There is no order to choose from but random ones.")
         return names[0] if which == "most" else names[-1]
 
+    @property
+    def informative(self) -> bool:
+        """Whether any order saves more or less than shuffled patches, at 95 %."""
+        return any(not e.low <= 0 <= e.high for e in (row.over_shuffled for row in self.orders))
+
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
         return asdict(self)

@@ -108,7 +108,7 @@ def _notes(prior: Prior, choose: Choice) -> Iterator[str]:
     tied = [row.order for row in others if row.behind.low <= 0]
     if tied:
         yield f"Not told apart from {best.order} by these images: {', '.join(tied)}."
-    if all(row.over_shuffled.low <= 0 <= row.over_shuffled.high for row in prior.orders):
+    if not prior.informative:
         yield (
             "No order saves more or less than shuffled patches: these tokens say nothing about "
             f"orders, and {prior.choose(choose)} is chosen by chance."

@@ -254,7 +254,7 @@ def test_it_finds_the_known_answer(tmp_path):
         ({"draws_per_batch": 0}, "`draws_per_batch` to be 1 or more, or 'image', but got 0"),
         ({"draws_per_batch": "all"}, "but got 'all'"),
         ({"draws_per_batch": 1, "baseline": "leave-one-out"}, "exactly zero"),
-        ({"start": "auto"}, "not available yet"),
+        ({"start": "auto:best"}, "'auto', 'auto:most', 'auto:least', but got 'auto:best'"),
     ],
 )
 def test_bad_arguments(kwargs, match):
