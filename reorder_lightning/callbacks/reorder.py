@@ -13,6 +13,7 @@ from torch import Tensor
 from reorder_lightning.attachment import describe
 from reorder_lightning.callbacks.attaching import Pending, refuse_lost_order, share_with_copies
 from reorder_lightning.callbacks.auto_start import AutoStart
+from reorder_lightning.callbacks.early_read import EarlyRead
 from reorder_lightning.callbacks.phases import Phase, Phases, plan_phases
 from reorder_lightning.callbacks.rewards import (
     LogitCapture,
@@ -169,6 +170,7 @@ class REOrder(Callback):
         self._capture: LogitCapture | None = None
         self._start_order: Tensor | None = None
         self._draw: Tensor | None = None  # of the current batch, in the policy phase only
+        self._read = EarlyRead()
         self._step = 0  # optimiser steps (batches with manual optimisation) until now
         self._used = False  # whether the layer ran in this training
         self._loaded: dict[str, Any] | None = None  # state of a checkpoint, until the policy exists
@@ -283,6 +285,7 @@ class REOrder(Callback):
         """
         count_epoch(trainer)
         self.layer.used = False
+        self._read.forget()
         if self._capture is not None:
             self._capture.start(batch)
         if self.policy is None and self.warmup_order == "start":
@@ -297,6 +300,17 @@ class REOrder(Callback):
             order = get_order("row", *self.grid_size) if row_warmup else self.layer.order
             draw = order.repeat(k, 1)
         self.layer.draw = draw.to(self.layer.order.device)
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        """Note that the rewards are computed by now, unless code of the user's computes them later.
+
+        With manual optimisation there may be forward passes behind this one.
+        """
+        own = self.reward_fn is not None or hasattr(pl_module, "reorder_reward")
+        if self._draw is not None and pl_module.automatic_optimization and not own:
+            self._read.mark(loss.device)
 
     def on_train_batch_end(
         self,
@@ -316,11 +330,12 @@ class REOrder(Callback):
         # The first batch only shows that there are rewards, lest that fails after the warm-up.
         if self.policy is not None and self.layer.used and (first or draw is not None):
             accumulated = trainer.accumulate_grad_batches
-            rewards = batch_rewards(
-                outputs, batch, pl_module, self.reward_fn, self._capture, accumulated
-            )
-            if draw is not None:
-                self.policy.observe(draw, rewards)
+            with self._read.reading(pl_module.device):
+                rewards = batch_rewards(
+                    outputs, batch, pl_module, self.reward_fn, self._capture, accumulated
+                )
+                if draw is not None:
+                    self.policy.observe(draw, rewards)
         step = steps_done(trainer)
         if step != self._step:
             phase, self._step = self.phase, step
@@ -337,9 +352,10 @@ class REOrder(Callback):
         assert self.policy is not None
 
         def reduce(sums: Tensor) -> Tensor:
-            total = trainer.strategy.reduce(sums.to(pl_module.device), reduce_op="sum")
-            assert isinstance(total, Tensor)
-            return total.cpu()
+            with self._read.reading(pl_module.device):
+                total = trainer.strategy.reduce(sums.to(pl_module.device), reduce_op="sum")
+                assert isinstance(total, Tensor)
+                return total.cpu()
 
         values = {}
         if log:  # what the draws of this step were made with

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.tuner import Tuner
 from torch import nn
 from torch._dynamo.testing import CompileCounter
@@ -171,6 +172,23 @@ def test_precisions(tmp_path, precision):
     check(callback, rows)
     assert callback.order.dtype == torch.int64
     assert callback.policy.logits.dtype == torch.float32
+
+
+def test_16_mixed(tmp_path):
+    """A GradScaler scales the loss and skips steps, and the policy sees nothing of it."""
+    policies = []
+    for scale in (2.0**4, 2.0**8, 2.0**40):  # the last one overflows in every step
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        half = MixedPrecision("16-mixed", "cpu", scaler=scaler)
+        model = Classifier()
+        before = model.net.head.weight.detach().clone()
+        callback, rows, _ = fit(tmp_path, model, plugins=[half])
+        check(callback, rows)
+        policies.append(callback.policy)
+        skipped = torch.equal(model.net.head.weight, before)
+        assert skipped == (scale > 2**30)
+    torch.testing.assert_close(policies[0].logits, policies[1].logits, rtol=0, atol=1e-3)
+    assert policies[2].moving_reward == pytest.approx(policies[0].moving_reward, abs=0.5)
 
 
 def test_clipping_and_accumulation(tmp_path):
