@@ -98,12 +98,14 @@ def write_slurm(runs: Sequence[StudyRun], folder: Path) -> Path:
     """Write a job array of the runs; a task that is done ends at once."""
     trainer = runs[0].config["trainer"]
     devices = trainer["devices"] if isinstance(trainer["devices"], int) else 1
+    gpus = f"\n#SBATCH --gpus-per-node={devices}" if trainer["accelerator"] == "gpu" else ""
     lines = "\n".join(f"  {run.name}" for run in runs)
     path = folder / "study.sbatch"
     text = _SBATCH.format(
         last=len(runs) - 1,
         nodes=trainer["num_nodes"],
         devices=devices,
+        gpus=gpus,
         runs=lines,
         folder=folder.absolute(),
         here=Path.cwd(),
@@ -116,11 +118,12 @@ def write_slurm(runs: Sequence[StudyRun], folder: Path) -> Path:
 _SBATCH = """\
 #!/bin/bash
 # Written by `reorder study`. Submit it again to go on with what was interrupted.
-# Add what your cluster needs: --partition, --account, --time, --gpus-per-node={devices}.
+# Add what your cluster needs: --partition, --account, --time, --cpus-per-task.
 #SBATCH --job-name=reorder-study
 #SBATCH --array=0-{last}
 #SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node={devices}
+#SBATCH --ntasks-per-node={devices}{gpus}
+#SBATCH --signal=SIGUSR1@120
 #SBATCH --output={folder}/%x-%a.log
 
 runs=(

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from reorder_lightning.cli import main
+from reorder_lightning.cli.configs import configs_folder
 from tests.cli.conftest import TINY
 
 FOLDER = Path("runs/tiny")
@@ -145,9 +146,12 @@ def test_other_plan_in_the_same_folder_is_refused(study, fails):
     assert "train differently" in fails(lambda: study(methods=methods, folder="runs/other"))
 
 
-@pytest.mark.parametrize("path", ["cifar100_coarse"])
-def test_shipped_studies_are_planned(reorder, path, capsys):
-    reorder(f"study -c configs/study/{path}.yaml --slurm true", "--fit+=--trainer.max_epochs 1")
+STUDIES = sorted(path.stem for path in (configs_folder() / "study").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_shipped_studies_are_planned(reorder, name, capsys):
+    reorder(f"study -c configs/study/{name}.yaml --slurm true", "--fit+=--data.batch_size 8")
     assert "sbatch runs/" in capsys.readouterr().out
 
 
