@@ -1,9 +1,10 @@
 """ResultWriter: what a report needs of a training, beside its checkpoints."""
 
 import json
+import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ class ResultWriter(Callback):
         self._rows = []
         if not len(rows) or not trainer.is_global_zero:
             return
-        rows = rows[np.unique(rows[:, 0], return_index=True)[1]]  # sorted; none twice
+        rows = rows[np.argsort(rows[:, 0])]
+        rows = rows[rows[:, 0] < _validation_images(trainer)]  # Lightning's sampler repeats some
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "images.csv").open("w", encoding="utf-8") as file:
             np.savetxt(
@@ -142,6 +144,14 @@ class ResultWriter(Callback):
         if self._image is None or sharded:
             return None
         return forward_gflops(pl_module, self._image)
+
+
+def _validation_images(trainer: Trainer) -> float:
+    """Size of the first validation set; infinite where it is not known."""
+    loaders: Any = trainer.val_dataloaders
+    first = loaders[0] if isinstance(loaders, (list, tuple)) else loaders
+    dataset = getattr(first, "dataset", None)
+    return len(dataset) if isinstance(dataset, Sized) else math.inf
 
 
 def _peak_memory(device: torch.device) -> float | None:

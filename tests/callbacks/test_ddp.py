@@ -1,5 +1,6 @@
 """Two real processes: each draws its own orders, both learn the same policy."""
 
+import csv
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.toys import Classifier, digest
+from tests.toys import Classifier, digest, images
 
 ROOT = Path(__file__).parents[2]
 SAME = ("order", "logits", "weights", "updates", "phase")
@@ -93,3 +94,15 @@ def test_sharded_models(tmp_path, data_parallel):
     state = torch.load(tmp_path / "full.ckpt", weights_only=True)["state_dict"]
     order = state["net.blocks.0.reorder_lightning_patch_order._extra_state"]
     assert digest(order) == ranks[0][-1]["order"]
+
+
+@pytest.mark.slow
+def test_results_of_two_processes_are_those_of_one(tmp_path):
+    """11 images in batches of 2 for each of 2 processes: the sampler repeats one."""
+    predicted, _ = processes("result_script", tmp_path)
+    with (tmp_path / "images.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["image"]) for row in rows] == list(range(11))
+    assert [int(row["target"]) for row in rows] == images(11).tensors[1].tolist()
+    assert [int(row["predicted"]) for row in rows] == predicted
+    assert json.loads((tmp_path / "result.json").read_text())["images"] == 11
