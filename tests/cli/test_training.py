@@ -48,6 +48,14 @@ def test_published_recipe_runs(fit):
     fit(*files, "--trainer.fast_dev_run=true")
 
 
+def test_last_checkpoint_is_of_the_last_epoch(fit):
+    """Also where an earlier epoch was the best; Lightning's `save_last` keeps that one."""
+    fit("default", "model/mamba", "data/ucmerced", "--model.lr=0", "--trainer.max_epochs=3")
+    folder = Path("runs/default/version_0/checkpoints")
+    assert {path.name for path in folder.iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert [read(folder / f"{name}.ckpt")["epoch"] for name in ("best", "last")] == [0, 2]
+
+
 @pytest.mark.parametrize("name", ["cpu", "gpu", "ddp", "slurm"])
 def test_trainer_configs_parse(reorder, name, capsys):
     with pytest.raises(SystemExit) as stop:
