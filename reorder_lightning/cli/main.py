@@ -1,5 +1,6 @@
 """Which verb of the command goes where."""
 
+import json
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -25,6 +26,7 @@ class Verb(NamedTuple):
     text: str
     function: str  # "module:name", imported when it is needed
     positional: bool = False  # whether its required arguments are given without a name
+    several: bool = False  # whether the one without a name takes several words
 
 
 VERBS = {
@@ -37,6 +39,9 @@ VERBS = {
         "evaluate a checkpoint in many orders", "reorder_lightning.cli.sensitivity:run", True
     ),
     "study": Verb("train for several orders, seeds and methods", "reorder_lightning.cli.study:run"),
+    "report": Verb(
+        "compare finished trainings", "reorder_lightning.cli.report:run", True, several=True
+    ),
     "data check": Verb("look at a data set before training", "reorder_lightning.cli.data:check"),
 }
 
@@ -75,12 +80,22 @@ def _run(name: str, arguments: list[str]) -> None:
     """Run a verb's function with arguments of the command line."""
     verb = VERBS[name]
     module, function = verb.function.split(":")
+    given = find_configs(_one_list(arguments) if verb.several else arguments)
     auto_cli(
         getattr(import_module(module), function),
-        args=["--config" if a == "-c" else a for a in find_configs(arguments)],
+        args=["--config" if a == "-c" else a for a in given],
         prog=f"reorder {name}",
         as_positional=verb.positional,
     )
+
+
+def _one_list(arguments: list[str]) -> list[str]:
+    """Words without a name as one list, which is how jsonargparse takes several."""
+    words, named = [], []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        is_value = before.startswith("-") and "=" not in before
+        (named if is_value or argument.startswith("-") else words).append(argument)
+    return [json.dumps(words), *named] if words else named
 
 
 def _usage() -> str:
