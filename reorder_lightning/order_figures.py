@@ -23,10 +23,12 @@ from reorder_lightning.order_files import Grid, check_order, patch_count
 
 Image: TypeAlias = "NDArray[np.uint8]"
 
-_COLOURS = "viridis"  # rank, first to last: the same in every panel, and readable in grey
-_INK = "#22303c"
-_FADED = "#8b98a5"
-_NUMBERED = 144  # up to this many patches, each shows its rank
+COLOURS = "viridis"  # rank, first to last: the same in every panel, and readable in grey
+INK = "#22303c"
+FADED = "#8b98a5"
+PAPER = "#f4f6f8"
+PANEL_TITLE: dict[str, Any] = {"loc": "left", "fontsize": 10, "color": INK}
+NUMBERED = 144  # up to this many patches, each shows its number
 
 
 def draw_order(order: Tensor, grid: Grid, logits: Tensor | None = None, title: str = "") -> Figure:
@@ -55,16 +57,16 @@ def draw_order(order: Tensor, grid: Grid, logits: Tensor | None = None, title: s
             f"but got {logits.numel()}."
         )
     panels = 2 if logits is None else 3
-    high, wide = _panel_size(grid)
-    figure = _figure(panels * (wide + 0.85) + 0.2, high + (1.15 if title else 0.85))
+    high, wide = panel_size(grid)
+    figure = new_figure(panels * (wide + 0.85) + 0.2, high + (1.15 if title else 0.85))
     axes = figure.subplots(1, panels, squeeze=False)[0]
     _draw_ranks(axes[0], order, grid)
-    _draw_path(axes[1], order, grid)
-    axes[1].set_title("path over the grid", **_TITLE)
+    draw_path(axes[1], order, grid)
+    axes[1].set_title("path over the grid", **PANEL_TITLE)
     if logits is not None:
         _draw_logits(axes[2], logits.detach().cpu().float().view(grid).numpy())
     if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=_INK)
+        set_title(figure, title)
     return figure
 
 
@@ -80,12 +82,12 @@ def draw_orders(orders: Mapping[str, Tensor], grid: Grid, columns: int = 5) -> F
         ValueError: an order is not a permutation of the grid.
     """
     rows = math.ceil(len(orders) / columns)
-    high, wide = (0.75 * side for side in _panel_size(grid))
-    figure = _figure(min(columns, len(orders)) * (wide + 0.3), rows * (high + 0.5))
+    high, wide = (0.75 * side for side in panel_size(grid))
+    figure = new_figure(min(columns, len(orders)) * (wide + 0.3), rows * (high + 0.5))
     axes = figure.subplots(rows, min(columns, len(orders)), squeeze=False).flatten()
     for panel, (name, order) in zip(axes, orders.items(), strict=False):
-        _draw_path(panel, check_order(order, patch_count(*grid), f"Order {name}"), grid)
-        panel.set_title(name, **_TITLE)
+        draw_path(panel, check_order(order, patch_count(*grid), f"Order {name}"), grid)
+        panel.set_title(name, **PANEL_TITLE)
     for panel in axes[len(orders) :]:
         panel.set_visible(False)
     return figure
@@ -109,14 +111,18 @@ def to_png(figure: Figure) -> bytes:
 
 # --------------------------------------------------------------------------- panels
 
-_TITLE: dict[str, Any] = {"loc": "left", "fontsize": 10, "color": _INK}
 
-
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty white figure of this size in inches."""
     return Figure(figsize=(width, height), dpi=140, layout="constrained", facecolor="white")
 
 
-def _panel_size(grid: Grid, longer: float = 3.4) -> tuple[float, float]:
+def set_title(figure: Figure, title: str) -> None:
+    """One bold line above the panels."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+
+
+def panel_size(grid: Grid, longer: float = 3.4) -> tuple[float, float]:
     """Height and width of a panel in inches; a very flat grid still gets some of both."""
     height, width = grid
     scale = longer / max(height, width)
@@ -125,55 +131,62 @@ def _panel_size(grid: Grid, longer: float = 3.4) -> tuple[float, float]:
 
 def _draw_ranks(axes: Axes, order: Tensor, grid: Grid) -> None:
     rank = order.argsort().view(grid).numpy()
-    image = axes.imshow(rank, cmap=_COLOURS, vmin=0, vmax=max(len(order) - 1, 1))
-    if len(order) <= _NUMBERED:
-        size = min(9.0, 90 / max(grid))
-        for (r, c), value in np.ndenumerate(rank):
-            light = value > 0.55 * len(order)
-            axes.text(
-                c, r, str(value), ha="center", va="center", fontsize=size,
-                color=_INK if light else "white",
-            )  # fmt: skip
-    axes.set_title("rank of each patch", **_TITLE)
-    _finish(axes, grid)
-    _add_scale(axes, image, ticks=[0, len(order) - 1])
+    image = axes.imshow(rank, cmap=COLOURS, vmin=0, vmax=max(len(order) - 1, 1))
+    if len(order) <= NUMBERED:
+        write_numbers(axes, rank, dark=rank <= 0.55 * len(order))
+    axes.set_title("rank of each patch", **PANEL_TITLE)
+    quiet_frame(axes, grid)
+    add_scale(axes, image, ticks=[0, len(order) - 1])
+
+
+def write_numbers(
+    axes: Axes, values: "NDArray[np.int64]", dark: "NDArray[np.bool_]", sign: bool = False
+) -> None:
+    """A number ``(H, W)`` in each patch, in white where the patch is dark."""
+    size = min(9.0, 90 / max(values.shape))
+    for (r, c), value in np.ndenumerate(values):
+        text = f"{value:+d}" if sign and value else str(value)
+        axes.text(
+            c, r, text, ha="center", va="center", fontsize=size,
+            color="white" if dark[r, c] else INK,
+        )  # fmt: skip
 
 
 def _draw_logits(axes: Axes, logits: "NDArray[np.float32]") -> None:
     # Reversed colours: a large logit is read early, so it looks like a small rank.
-    image = axes.imshow(logits, cmap=f"{_COLOURS}_r")
-    axes.set_title("logits (larger is earlier)", **_TITLE)
-    _finish(axes, logits.shape)
-    _add_scale(axes, image)
+    image = axes.imshow(logits, cmap=f"{COLOURS}_r")
+    axes.set_title("logits (larger is earlier)", **PANEL_TITLE)
+    quiet_frame(axes, logits.shape)
+    add_scale(axes, image)
 
 
-def _draw_path(axes: Axes, order: Tensor, grid: Grid) -> None:
+def draw_path(axes: Axes, order: Tensor, grid: Grid) -> None:
     """The way through the patch centres; steps to any of eight neighbours are bold, jumps thin."""
     order = order if len(order) > 1 else order.repeat(2)  # a path has at least one step
     width = grid[1]
     cells = np.stack([order.numpy() % width, order.numpy() // width], axis=1).astype(float)
     steps = np.stack([cells[:-1], cells[1:]], axis=1)  # (N - 1, 2 ends, x and y)
     jumps = np.abs(steps[:, 1] - steps[:, 0]).max(1) > 1
-    unit = 72 * max(_panel_size(grid)) / max(grid)  # points from patch to patch
+    unit = 72 * max(panel_size(grid)) / max(grid)  # points from patch to patch
     bold = float(np.clip(unit * 0.22, 0.5, 3.2))
     lines = LineCollection(
         list(steps),
-        cmap=_COLOURS,
+        cmap=COLOURS,
         array=np.arange(len(steps)),
         linewidths=np.where(jumps, min(0.5 * bold, 0.8), bold),
         alpha=np.where(jumps, 0.4, 1.0),
         capstyle="round",
         zorder=2,
     )
-    axes.set_facecolor("#f4f6f8")
+    axes.set_facecolor(PAPER)
     axes.add_collection(lines)
-    for where, face in ((cells[-1], _INK), (cells[0], "white")):  # last, then first on top
+    for where, face in ((cells[-1], INK), (cells[0], "white")):  # last, then first on top
         axes.plot(
             *where, marker="o", markersize=max(2.6 * bold, 3.5), color=face,
-            markeredgecolor=_INK, markeredgewidth=max(0.45 * bold, 0.8), zorder=3, clip_on=False,
+            markeredgecolor=INK, markeredgewidth=max(0.45 * bold, 0.8), zorder=3, clip_on=False,
             path_effects=[patheffects.withStroke(linewidth=bold, foreground="white")],
         )  # fmt: skip
-    _finish(axes, grid)
+    quiet_frame(axes, grid)
     axes.set_xlim(-0.5, grid[1] - 0.5)
     axes.set_ylim(grid[0] - 0.5, -0.5)
     axes.set_aspect("equal")
@@ -183,16 +196,20 @@ def _draw_path(axes: Axes, order: Tensor, grid: Grid) -> None:
         axes.grid(which="minor", color="white", linewidth=0.9, zorder=0)
 
 
-def _finish(axes: Axes, grid: tuple[int, ...]) -> None:
+def quiet_frame(axes: Axes, grid: tuple[int, ...]) -> None:
     """Quiet frame: the first and last row and column are numbered, nothing else."""
     axes.set_xticks([0, grid[1] - 1])
     axes.set_yticks([0, grid[0] - 1])
-    axes.tick_params(which="both", length=0, labelsize=8, labelcolor=_FADED)
+    axes.tick_params(which="both", length=0, labelsize=8, labelcolor=FADED)
     for spine in axes.spines.values():
         spine.set_visible(False)
 
 
-def _add_scale(axes: Axes, image: AxesImage, ticks: list[int] | None = None) -> None:
-    bar = axes.figure.colorbar(image, ax=axes, ticks=ticks, aspect=28, shrink=0.9, pad=0.03)
+def add_scale(axes: Axes, image: AxesImage, ticks: list[int] | None = None) -> None:
+    """A slim colour scale beside a panel, as high as what the panel shows."""
+    values: Any = image.get_array()
+    width = 0.1 / panel_size(values.shape)[1]
+    beside = axes.inset_axes((1 + width, 0, width, 1))
+    bar = axes.figure.colorbar(image, cax=beside, ticks=ticks)
     bar.outline.set_visible(False)
-    bar.ax.tick_params(length=0, labelsize=8, labelcolor=_FADED)
+    bar.ax.tick_params(length=0, labelsize=8, labelcolor=FADED)
