@@ -91,7 +91,8 @@ def _run(name: str, arguments: list[str]) -> None:
 
 def _one_list(arguments: list[str]) -> list[str]:
     """Words without a name as one list, which is how jsonargparse takes several."""
-    words, named = [], []
+    words: list[str] = []
+    named: list[str] = []
     for before, argument in zip(["", *arguments], arguments, strict=False):
         is_value = before.startswith("-") and "=" not in before
         (named if is_value or argument.startswith("-") else words).append(argument)
