@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class KMeansTokenizer:
+class KMeansTokenizer(Tokenizer):
     """Tokens from the data set's own patches: the nearest of ``num_codes`` mean patches.
 
     Mini-batch k-means (Sculley, "Web-scale k-means clustering", WWW 2010) by scikit-learn, over the

@@ -209,6 +209,11 @@ class Prior:
         return names[0] if which == "most" else names[-1]
 
     @property
+    def tied(self) -> list[str]:
+        """Orders that these images do not tell apart from the best one, at 95 %."""
+        return [row.order for row in self.orders[1:] if row.behind.low <= 0]
+
+    @property
     def informative(self) -> bool:
         """Whether any order saves more or less than shuffled patches, at 95 %."""
         return any(not e.low <= 0 <= e.high for e in (row.over_shuffled for row in self.orders))

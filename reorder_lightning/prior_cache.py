@@ -26,6 +26,7 @@ _IMAGES = 2000  # as `reorder prior`
 _DIGESTED = 256  # images that tell one data set from another, read at every start
 _CODES = 1024
 _PATCHES_PER_CODE = 25
+_ORDERS = [name for name in ORDERS if name != "random"]
 
 
 class Ranking(NamedTuple):
@@ -33,12 +34,14 @@ class Ranking(NamedTuple):
 
     Attributes:
         saved: % saved by LZMA in each fixed order, the most compressible first.
+        tied: orders that the images do not tell apart from the first.
         shuffled: % saved on shuffled patches.
         informative: whether any order differs from shuffled patches.
         images: number of images.
     """
 
     saved: dict[str, float]
+    tied: list[str]
     shuffled: float
     informative: bool
     images: int
@@ -62,20 +65,19 @@ def rank_orders(read: ReadImages, grid: Grid) -> tuple[Ranking, str]:
     """
     began = time.monotonic()
     digest = hashlib.sha256(repr((reorder_lightning.__version__, grid, _IMAGES)).encode())
-    seen, patch = 0, (1, 1)
+    seen, size = 0, grid
     for images in read(_DIGESTED):
         digest.update(repr(tuple(images.shape)).encode())
         digest.update(images.numpy().tobytes())
         seen += len(images)
-        height, width = _divisible_size(images, grid)
-        patch = (height // grid[0], width // grid[1])
+        size = _divisible_size(images, grid)
     if not seen:
         raise ValueError('`start="auto"` finds no images in the training data.')
     path = cache_folder() / f"{digest.hexdigest()[:16]}.json"
     known = _load(path)
     if known is not None:
         return known, f"Read from {path}."
-    ranking = _measure(read, grid, patch, seen if seen < _DIGESTED else _IMAGES)
+    ranking = _measure(read, grid, size, seen if seen < _DIGESTED else _IMAGES)
     taken = f"Ranked in {time.monotonic() - began:.0f} s"
     try:
         _save(path, ranking)
@@ -93,19 +95,19 @@ def cache_folder() -> Path:
     return Path(root, "reorder_lightning", "prior")
 
 
-def _measure(read: ReadImages, grid: Grid, patch: tuple[int, int], images: int) -> Ranking:
+def _measure(read: ReadImages, grid: Grid, size: tuple[int, int], images: int) -> Ranking:
     def batches() -> Iterator[Tensor]:
         for batch in read(_IMAGES):
-            size = _divisible_size(batch, grid)
-            same = size == tuple(batch.shape[-2:])
+            same = tuple(batch.shape[-2:]) == size
             yield batch if same else interpolate(batch, size, mode="bilinear", antialias=True)
 
+    patch = (size[0] // grid[0], size[1] // grid[1])
     codes = max(2, min(_CODES, images * grid[0] * grid[1] // _PATCHES_PER_CODE))
     tokens = tokenize(batches, KMeansTokenizer(patch, codes))
-    orders = {name: make(*grid) for name, make in ORDERS.items() if name != "random"}
-    prior = order_prior(tokens, codes, orders)
+    prior = order_prior(tokens, codes, {name: ORDERS[name](*grid) for name in _ORDERS})
     return Ranking(
         {row.order: row.score.value for row in prior.orders},
+        prior.tied,
         prior.control.score.value,
         prior.informative,
         prior.images,
@@ -124,9 +126,9 @@ def _load(path: Path) -> Ranking | None:
     """A kept ranking; None if there is none, or what there is can't be used."""
     try:
         ranking = Ranking(**json.loads(path.read_text(encoding="utf-8")))
+        return ranking if set(ranking.saved) == set(_ORDERS) else None
     except (OSError, ValueError, TypeError):
         return None
-    return ranking if ranking.saved.keys() <= ORDERS.keys() else None
 
 
 def _save(path: Path, ranking: Ranking) -> None:

@@ -95,12 +95,15 @@ class AutoStart:
         saved = ranking.saved
         best, *_, worst = saved
         name = best if self.choice == "most" else worst
+        doubt = ""
+        if not ranking.informative:
+            doubt = ", so that this is chosen by chance"
+        elif self.choice == "most" and ranking.tied:
+            doubt = f"; not told apart from it: {', '.join(ranking.tied)}"
         rank_zero_info(
             f"REOrder: starts from {name}, the {self.choice} compressible of {len(saved)} fixed "
-            f"orders on {ranking.images:,} training images of {grid[0]}x{grid[1]} patches: LZMA "
+            f"orders on {ranking.images:,} training images of {grid[0]}x{grid[1]} patches. LZMA "
             f"saves {saved[best]:.2f} % ({best}) to {saved[worst]:.2f} % ({worst}), "
-            f"{ranking.shuffled:.2f} % on shuffled patches"
-            + ("" if ranking.informative else ", so this is chosen by chance")
-            + f". {where}"
+            f"{ranking.shuffled:.2f} % on shuffled patches{doubt}. {where}"
         )
         return name

@@ -11,7 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
-import reorder_lightning.datamodules  # noqa: F401  # so that its classes are known by name
+import reorder_lightning.datamodules
+import reorder_lightning.vq_tokens  # noqa: F401  # so that its classes are known by name
 from reorder_lightning.datamodules.base import write_csv
 from reorder_lightning.datamodules.subsets import sample_batches
 from reorder_lightning.order_figures import to_png
@@ -47,8 +48,9 @@ def run(
 
     Args:
         data: the DataModule, e.g. UCMerced; its training images are read.
-        tokenizer: k-means over the patches, or a class of yours by its import path, see
-            `reorder_lightning.patch_tokens.Tokenizer`.
+        tokenizer: k-means over the patches (KMeansTokenizer); a pretrained VQ model
+            (TransformersVQ or DiffusersVQ, with --tokenizer.model NAME_OR_FOLDER); or a class of
+            yours by its import path, see `reorder_lightning.patch_tokens.Tokenizer`.
         images: how many, chosen at random; null for all.
         by: rank by the sequence of each image alone, or by all images in one stream.
         choose: write the most or the least compressible order as order.json.
@@ -104,10 +106,9 @@ def _notes(prior: Prior, choose: Choice) -> Iterator[str]:
         f"Symbols of {widths['unigram']} bytes (unigram) and {widths['bigram']} bytes (bigram); "
         "the score is their mean over images or the corpus, ± half of its 95 % interval."
     )
-    best, *others = prior.orders
-    tied = [row.order for row in others if row.behind.low <= 0]
-    if tied:
-        yield f"Not told apart from {best.order} by these images: {', '.join(tied)}."
+    if prior.tied:
+        best = prior.orders[0].order
+        yield f"Not told apart from {best} by these images: {', '.join(prior.tied)}."
     if not prior.informative:
         yield (
             "No order saves more or less than shuffled patches: these tokens say nothing about "

@@ -2,12 +2,14 @@
 
 import csv
 import json
+from importlib.util import find_spec
 
 import pytest
 from torch import Tensor
 
 from reorder_lightning.callbacks import REOrder
 from reorder_lightning.orders import ORDERS, get_order, load_order
+from tests.test_vq_tokens import save_diffusers, save_vq
 
 
 class Grey:
@@ -54,7 +56,21 @@ def test_kmeans_is_the_default(reorder, tmp_path, capsys):
     assert (tmp_path / "prior" / "order.json").exists()
 
 
+@pytest.mark.parametrize("name", ["TransformersVQ", "DiffusersVQ"])
+def test_vq_models_by_short_name(reorder, tmp_path, name, capsys):
+    (save_vq if name == "TransformersVQ" else save_diffusers)(tmp_path / "vq")
+    reorder(
+        f"prior --data UCMerced --images 6 --tokenizer {name} --tokenizer.model vq "
+        "--tokenizer.grid_size [3,5]"
+    )
+    assert "6 images of 3x5 tokens, 17 codes" in capsys.readouterr().out
+    assert load_order(tmp_path / "prior" / "order.json").grid == (3, 5)
+
+
 def test_bad_input_is_one_message(reorder, fails):
     assert "nowhere" in fails(reorder, "prior --data ImageNet --data.root nowhere")
+    missing = "prior --data UCMerced --tokenizer TransformersVQ --tokenizer.model ./nowhere"
+    if find_spec("transformers"):
+        assert "`model='./nowhere'` cannot be loaded" in fails(reorder, missing)
     few = f"prior --data UCMerced --images 0 --tokenizer {__name__}.Grey"
     assert "`images` to be at least 1 but got 0" in fails(reorder, few)
