@@ -37,10 +37,10 @@ def draw_accuracy(comparison: Comparison) -> Figure:
     axes = figure.subplots()
     for arm in comparison.arms:
         y = orders.index(arm.order) + step * (methods.index(arm.method) - (len(methods) - 1) / 2)
-        seeds = [100 * float(run.top1.mean()) for run in arm.runs]
+        seeds = [100 * float(run.top1.mean()) for run in arm.runs if len(arm.runs) > 1]
         axes.plot(
-            seeds, [y + 0.38 * step] * len(seeds), "o", markersize=4, markeredgewidth=0, alpha=0.5,
-            color=colours[arm.method],
+            seeds, [y + min(0.38 * step, 0.12)] * len(seeds), "o", markersize=4, markeredgewidth=0,
+            alpha=0.5, color=colours[arm.method],
         )  # fmt: skip
         axes.errorbar(
             arm.top1.value, y, xerr=arm.top1.se, fmt="o", markersize=6, capsize=3, linewidth=1.6,
@@ -206,7 +206,7 @@ def _finish(axes: Axes, grid: Literal["both", "x"]) -> None:
 
 def _name(figure: Figure, comparison: Comparison, colours: Mapping[str, str]) -> None:
     """Title above the panels, methods below."""
-    letters = int(11 * figure.get_figwidth())  # of a line of the title
+    letters = int(8.5 * figure.get_figwidth())  # of a line of the title
     set_title(figure, "\n".join(textwrap.wrap(comparison.title, letters)))
     handles = [
         Line2D([], [], marker="o", linestyle="", color=colour, label=method)

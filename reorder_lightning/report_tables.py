@@ -65,7 +65,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
     yield (
         "± of an accuracy is the bootstrap standard error over validation images, sd the standard "
         "deviation over seeds. Differences are of top-1, in percentage points, paired by seed and "
-        "image; their ± and p count the noise of images and of seeds."
+        "image; with two or more seeds their ± and p count the noise of images and of seeds."
     )
     if any(test.seeds == 1 for test in comparison.tests):
         yield (

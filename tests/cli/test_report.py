@@ -4,8 +4,10 @@ import csv
 import json
 import re
 
+import numpy as np
 import pytest
 
+from reorder_lightning.prior import order_prior
 from tests.report_runs import POLICY, correct, write_run
 
 PNG = b"\x89PNG"
@@ -82,11 +84,13 @@ def test_each_setting_has_its_own_table_and_figures(reorder, study, tmp_path, ca
 
 
 def test_compressibility_is_drawn_with_a_prior(reorder, study, fails, tmp_path, capsys):
-    scores = [{"order": o, "score": [s, s - 1, s + 1]} for o, s in (("row", 9), ("hilbert", 8))]
-    (tmp_path / "prior.json").write_text(json.dumps({"orders": scores}))
+    tokens = np.random.default_rng(0).integers(5, size=(8, 4, 4))
+    prior = order_prior(tokens, 5, resamples=20).as_dict()
+    (tmp_path / "prior.json").write_text(json.dumps(prior))
     reorder("report runs --prior prior.json")
     assert (tmp_path / "report" / "compressibility.png").read_bytes().startswith(PNG)
-    (tmp_path / "prior.json").write_text(json.dumps({"orders": scores[:1]}))
+    prior["orders"] = [row for row in prior["orders"] if row["order"] != "hilbert"]
+    (tmp_path / "prior.json").write_text(json.dumps(prior))
     capsys.readouterr()
     reorder("report runs --prior prior.json --output again")
     assert "prior.json has less than two of the start orders" in capsys.readouterr().out
