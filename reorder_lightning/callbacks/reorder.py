@@ -14,6 +14,7 @@ from reorder_lightning.attachment import describe
 from reorder_lightning.callbacks.attaching import Pending, refuse_lost_order, share_with_copies
 from reorder_lightning.callbacks.auto_start import AutoStart
 from reorder_lightning.callbacks.early_read import EarlyRead
+from reorder_lightning.callbacks.loops import LoopCheck
 from reorder_lightning.callbacks.phases import Phase, Phases, plan_phases
 from reorder_lightning.callbacks.rewards import (
     LogitCapture,
@@ -171,6 +172,7 @@ class REOrder(Callback):
         self._start_order: Tensor | None = None
         self._draw: Tensor | None = None  # of the current batch, in the policy phase only
         self._read = EarlyRead()
+        self._loops: LoopCheck | None = None  # in the first batch
         self._step = 0  # optimiser steps (batches with manual optimisation) until now
         self._used = False  # whether the layer ran in this training
         self._loaded: dict[str, Any] | None = None  # state of a checkpoint, until the policy exists
@@ -286,6 +288,8 @@ class REOrder(Callback):
         count_epoch(trainer)
         self.layer.used = False
         self._read.forget()
+        if not self._used:
+            self._loops = LoopCheck(pl_module, self.layer)
         if self._capture is not None:
             self._capture.start(batch)
         if self.policy is None and self.warmup_order == "start":
@@ -308,6 +312,8 @@ class REOrder(Callback):
 
         With manual optimisation there may be forward passes behind this one.
         """
+        if self._loops is not None:
+            self._loops.stop()
         own = self.reward_fn is not None or hasattr(pl_module, "reorder_reward")
         if self._draw is not None and pl_module.automatic_optimization and not own:
             self._read.mark(loss.device)
@@ -322,6 +328,9 @@ class REOrder(Callback):
     ) -> None:
         """Learn from the rewards of this batch; move the policy after every optimiser step."""
         self.layer.draw, draw, self._draw = None, self._draw, None
+        if self._loops is not None:
+            self._loops.stop()
+            self._loops = None
         first = not self._used and self.layer.used
         self._used |= self.layer.used
         ran = outputs or not pl_module.automatic_optimization  # not skipped by returning None
@@ -399,6 +408,9 @@ class REOrder(Callback):
         if self._pending is not None and self._pending.layer is not None:
             self._pending.layer.draw = None
         self._draw = None
+        if self._loops is not None:
+            self._loops.remove()
+            self._loops = None
         if self._capture is not None:
             self._capture.remove()
             self._capture = None
