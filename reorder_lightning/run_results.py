@@ -27,7 +27,7 @@ _TOP1, _ACCEPTED = "val/top1", "reorder/accepted"
 _COSTS = ("parameters", "gflops", "seconds_per_epoch", "peak_memory_mb")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no truth value
 class Run:
     """A finished training.
 
