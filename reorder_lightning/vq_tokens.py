@@ -113,9 +113,8 @@ class TransformersVQ(_VQTokenizer):
         # transformers 4 drops "model." from the names where the whole model has it.
         inside = {r"^.*vqmodel\.": "model." if cls.base_model_prefix == "model" else ""}
         verbosity = transformers.logging.get_verbosity()
-        transformers.logging.set_verbosity(
-            transformers.logging.ERROR
-        )  # else it lists the weights it leaves out
+        # Else it lists the weights that it leaves out.
+        transformers.logging.set_verbosity(logging.ERROR)
         try:
             loaded, report = cls.from_pretrained(
                 model, config=config, key_mapping=inside, output_loading_info=True
@@ -180,7 +179,8 @@ class DiffusersVQ(_VQTokenizer):
         try:
             name = cls.load_config(model, **place).get("_class_name", "unknown")
         except (OSError, ValueError) as error:
-            raise _not_found(model, error) from error
+            cure = "" if place else " If it is a whole pipeline, give `subfolder`, e.g. 'vqvae'."
+            raise _not_found(model, f"{error}{cure}") from error
         if name != "VQModel":
             raise _no_vq(model, name, "diffusers' VQModel; in a pipeline, give its `subfolder`")
         loaded, report = cls.from_pretrained(model, output_loading_info=True, **place)
@@ -229,7 +229,7 @@ def _not_installed(package: str) -> ValueError:
     )
 
 
-def _not_found(model: str, error: Exception) -> ValueError:
+def _not_found(model: str, error: object) -> ValueError:
     return ValueError(f"`model={model!r}` cannot be loaded: {error}")
 
 

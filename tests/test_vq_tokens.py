@@ -185,7 +185,7 @@ def test_value_range_of_diffusers(tmp_path):
 
 def test_what_is_no_vq_model_of_diffusers(tmp_path):
     diffusers = pytest.importorskip("diffusers")
-    with pytest.raises(ValueError, match=r"`model='.*nowhere'` cannot be loaded"):
+    with pytest.raises(ValueError, match=r"`model='.*nowhere'` cannot be loaded.*`subfolder`"):
         DiffusersVQ(str(tmp_path / "nowhere"))
     diffusers.AutoencoderKL(block_out_channels=[32]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"is no VQ model \(AutoencoderKL\): expected diffusers'"):
