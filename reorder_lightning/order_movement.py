@@ -74,7 +74,7 @@ def draw_movement(
     moved = not before.equal(after)
     high, wide = panel_size(grid)
     side = max(high, 2.4)
-    widths = [3.4, side, wide + 0.7] if moved else [4.4]
+    widths = [3.4, side, max(wide, 2.6) + 0.7] if moved else [5.6]
     figure = new_figure(sum(widths) + 0.5 * len(widths), side + (1.25 if title else 0.9))
     panels = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
     _draw_epochs(panels[0], start, checked)
@@ -187,7 +187,8 @@ class _Stage:
         high, wide = (pixels / _DPI for pixels in picture.shape[:2])
         names = ["violet is read first, yellow last", "the sequence, row by row"]
         names = names[: 1 if image is None else 2]
-        width = max(0.2 + len(names) * (wide + 0.2), 3.2)
+        column = max(wide, 2.3) + 0.2  # or the titles overlap
+        width = max(0.2 + len(names) * column, 3.2)
         self.figure = new_figure(width, high + 1.65)
         self.figure.set_layout_engine("none")
         self.figure.set_dpi(_DPI)
@@ -196,7 +197,7 @@ class _Stage:
         )
         self.panels = []
         for i, name in enumerate(names):
-            axes = self._place(0.2 + i * (wide + 0.2), 0.7, wide, high)
+            axes = self._place(0.2 + i * column, 0.7, wide, high)
             axes.set_title(name, **PANEL_TITLE)
             axes.set_axis_off()
             self.panels.append(axes.imshow(picture))

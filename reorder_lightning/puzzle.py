@@ -178,7 +178,7 @@ def draw_puzzle(image: Image, orders: Mapping[str, Tensor], grid: Grid, title: s
     """
     tiles = cut(image, grid)
     high, wide = panel_size((tiles.shape[1] * grid[0], tiles.shape[2] * grid[1]))
-    columns = 1 + len(orders)
+    columns, wide = 1 + len(orders), max(wide, 2.7)  # or the panels' titles overlap
     figure = new_figure(columns * (wide + 0.2) + 0.1, 2 * (high + 0.4) + (0.4 if title else 0))
     panels = figure.subplots(2, columns, gridspec_kw={"wspace": 0.03})
     _show(panels[0, 0], lay_out(tiles, grid, gaps=False), "the image")

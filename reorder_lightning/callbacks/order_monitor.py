@@ -124,7 +124,8 @@ class OrderMonitor(Callback):
         if not trainer.is_global_zero:
             return
         outcome = f"Final order: {_outcome(self._reorder)}"
-        title = f"{outcome}; {_distance(row)}"
+        moved = row["kendall_to_start"] != 1
+        title = f"{outcome}; {_distance(row)}" if moved else outcome
         self._draw_order(trainer, "final", title)
         self._draw_course(trainer, title, outcome)
         source = f"REOrder, {trainer.current_epoch} epochs, {trainer.global_step} steps"

@@ -30,12 +30,19 @@ def summary(trainer: Trainer) -> Iterator[tuple[str, str]]:
         yield "order", order_result(reorder)
     for monitor in (c for c in trainer.callbacks if isinstance(c, OrderMonitor)):  # type: ignore[attr-defined]
         if monitor.folder is not None:
-            yield "", f"{_short(monitor.folder / 'order.json')}, pictures beside it"
+            yield "", _short(monitor.folder / "order.json")
+            yield "pictures", ", ".join(p.name for p in _pictures(monitor.folder)) + " beside it"
     for checkpoint in trainer.checkpoint_callbacks[-1:]:
         if isinstance(checkpoint, ModelCheckpoint):
             path = checkpoint.last_model_path or checkpoint.best_model_path
             if path:
                 yield "checkpoint", _short(Path(path))
+
+
+def _pictures(folder: Path) -> list[Path]:
+    """Those of the whole training."""
+    paths = (folder / name for name in ("final.png", "puzzle.png", "movement.png", "order.gif"))
+    return [path for path in paths if path.exists()]
 
 
 def _metrics(trainer: Trainer) -> Iterator[tuple[str, str]]:

@@ -69,10 +69,12 @@ def test_summary_says_what_came_out_and_where(fit, capsys):
     shown = capsys.readouterr().out
     assert "Mamba, 1 epochs, 2 steps" in shown
     assert "order       " in shown
-    assert f"{FIRST}/order/order.json, pictures beside it" in shown
+    assert f"{FIRST}/order/order.json\n" in shown
+    pictures = ["final.png", "puzzle.png", "movement.png", "order.gif"]
+    assert f"pictures    {', '.join(pictures)} beside it" in shown
     assert str(LAST) in shown
     assert LAST.exists()
-    assert (FIRST / "order" / "final.png").exists()
+    assert all((FIRST / "order" / name).exists() for name in pictures)
 
 
 def test_accuracy_comes_with_its_standard_error(fit, capsys):
