@@ -100,9 +100,12 @@ def draw_movements(comparison: Comparison) -> Figure | None:
     learned = [arm for arm in comparison.arms if any(run.movement for run in arm.runs)]
     if not learned:
         return None
-    return _by_order(
+    figure = _by_order(
         comparison, learned, draw, "Kendall tau to the start\n(hollow end: the start was kept)"
     )
+    lowest = min(min(run.movement.values()) for arm in learned for run in arm.runs if run.movement)
+    figure.axes[0].set_ylim(min(lowest, 0) - 0.05, 1.05)  # 0: unrelated to the start
+    return figure
 
 
 def draw_compressibility(comparison: Comparison, saved: Mapping[str, Estimate]) -> Figure | None:
@@ -121,15 +124,17 @@ def draw_compressibility(comparison: Comparison, saved: Mapping[str, Estimate]) 
     colours = _colours(comparison)
     figure = new_figure(7.2, 4.4)
     axes = figure.subplots()
+    span = max(saved[arm.order].high for arm in arms) - min(saved[arm.order].low for arm in arms)
     by_saving = sorted({arm.order for arm in arms}, key=lambda order: saved[order].value)
     for i, order in enumerate(by_saving):
         estimate = saved[order]
         group = [arm for arm in arms if arm.order == order]
         axes.hlines(group[0].top1.value, estimate.low, estimate.high, color=FADED, linewidth=1)
-        for arm in group:
+        for j, arm in enumerate(group):
+            aside = 0.012 * span * (j - (len(group) - 1) / 2)  # so that none hides another
             axes.errorbar(
-                estimate.value, arm.top1.value, yerr=arm.top1.se, fmt="o", markersize=5, capsize=2,
-                linewidth=1.2, color=colours[arm.method],
+                estimate.value + aside, arm.top1.value, yerr=arm.top1.se, fmt="o", markersize=5,
+                capsize=2, linewidth=1.2, color=colours[arm.method],
             )  # fmt: skip
         above = i % 2 == 0  # names of neighbours keep apart
         ends = [arm.top1.value + (1 if above else -1) * arm.top1.se for arm in group]
