@@ -16,6 +16,7 @@ from reorder_lightning.order_files import Grid
 from reorder_lightning.patch_tokens import Tokenizer
 
 _CENTRE = (0.5, 0.5)  # mean and standard deviation that map [0, 1] to [-1, 1]
+_NO_CLASS = "its config.json names no class"
 
 
 class _VQTokenizer(Tokenizer):
@@ -104,7 +105,7 @@ class TransformersVQ(_VQTokenizer):
             config = transformers.AutoConfig.from_pretrained(model).vq_config if whole else None
         except (OSError, ValueError) as error:
             raise _not_found(model, error) from error
-        name = (given.get("architectures") or ["unknown"])[0]
+        name = (given.get("architectures") or [_NO_CLASS])[0]
         if whole:
             name = type(config).__name__.removesuffix("Config")
         cls: Any = getattr(transformers, name, nn.Module)
@@ -177,7 +178,7 @@ class DiffusersVQ(_VQTokenizer):
             raise ValueError(f"Expected two values in `value_range`, but got {value_range}.")
         place = {} if subfolder is None else {"subfolder": subfolder}
         try:
-            name = cls.load_config(model, **place).get("_class_name", "unknown")
+            name = cls.load_config(model, **place).get("_class_name", _NO_CLASS)
         except (OSError, ValueError) as error:
             cure = "" if place else " If it is a whole pipeline, give `subfolder`, e.g. 'vqvae'."
             raise _not_found(model, f"{error}{cure}") from error

@@ -139,8 +139,9 @@ def test_the_vq_part_of_a_whole_model(tmp_path, family):
 
 def test_what_is_no_vq_model_of_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
-    with pytest.raises(ValueError, match=r"`model='.*nowhere'` cannot be loaded"):
-        TransformersVQ(str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"`model='.*empty'` (cannot be loaded|is no VQ model)"):
+        TransformersVQ(str(tmp_path / "empty"))
     config = transformers.ViTConfig(hidden_size=12, num_hidden_layers=1, intermediate_size=8)
     transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
     with pytest.raises(ValueError, match=r"is no VQ model \(ViTModel\): expected one of"):
@@ -185,8 +186,9 @@ def test_value_range_of_diffusers(tmp_path):
 
 def test_what_is_no_vq_model_of_diffusers(tmp_path):
     diffusers = pytest.importorskip("diffusers")
-    with pytest.raises(ValueError, match=r"`model='.*nowhere'` cannot be loaded.*`subfolder`"):
-        DiffusersVQ(str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"`model='.*empty'` cannot be loaded.*`subfolder`"):
+        DiffusersVQ(str(tmp_path / "empty"))
     diffusers.AutoencoderKL(block_out_channels=[32]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"is no VQ model \(AutoencoderKL\): expected diffusers'"):
         DiffusersVQ(str(tmp_path))
