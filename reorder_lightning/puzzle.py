@@ -4,12 +4,11 @@ After the figures of Kutscher et al., "REOrdering Patches Improves Vision Models
 arXiv 2505.23751, which show an image in the order of its sequence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
 from matplotlib import cm, colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -51,15 +50,21 @@ def find_image(batch: Any, grid: Grid) -> Tensor | None:
     >>> find_image({"label": torch.tensor([0, 1]), "pixels": images}, (2, 2)).max()
     tensor(47.)
     """
-    tensors: list[Tensor] = []
-    apply_to_collection(batch, Tensor, tensors.append)
-    for tensor in tensors:
+    for tensor in _tensors(batch):
         if tensor.ndim == 4 and tensor.shape[2] >= grid[0] and tensor.shape[3] >= grid[1]:
             images = tensor[:_LOOKED_AT].detach().cpu().float()
             patches = F.adaptive_avg_pool2d(images, grid)
             best = patches.var(dim=(2, 3), correction=0).mean(1).argmax()
             return images[int(best)].clone()
     return None
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | Sequence) and not isinstance(batch, str | bytes):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(part)
 
 
 def to_pixels(
