@@ -9,6 +9,7 @@ Config = Mapping[str, Any]
 # not change a result.
 _FREE = (
     "ckpt_path",
+    "data.init_args.num_workers",
     "data.init_args.seed",
     "model.init_args.order",
     "reorder",

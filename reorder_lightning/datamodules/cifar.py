@@ -34,8 +34,8 @@ class CIFAR100(ImageDataModule):
 
     In `root`: the python pickles `train` and `test` (or a folder `cifar-100-python` with them),
     class folders `train/<class>/*.png` and `test/<class>/*.png`, or parquet shards
-    `train-*.parquet` and `test-*.parquet`. Validation is a part of the training images, chosen by
-    `seed` and shown without augmentation; `test` and `predict` read the test images.
+    `train-*.parquet` and `test-*.parquet`. Validation is a part of the training images, the same
+    for every `seed`, and shown without augmentation; `test` and `predict` read the test images.
 
     Args:
         root: The folder.
@@ -100,7 +100,7 @@ class CIFAR100(ImageDataModule):
             few = first_of_each(fine, names, self.per_class)
             images, fine, names = images[few], fine[few], [names[i] for i in few]
         if from_train:
-            val = held_out(np.arange(len(fine)), fine, self.val_split, self.seed)
+            val = held_out(np.arange(len(fine)), fine, self.val_split)
             which = np.flatnonzero(val if split == "val" else ~val)
             images, fine, names = images[which], fine[which], [names[i] for i in which]
         targets = fine if self.labels == "fine" else COARSE_OF_FINE[fine]

@@ -129,7 +129,7 @@ class FMoW(ImageDataModule):
             source = FMoWImages(*table, **self.decoding)
         keep = np.ones(len(source), dtype=np.bool_)
         if from_train:
-            val = held_out(source.places, source.targets, self.val_split, self.seed)
+            val = held_out(source.places, source.targets, self.val_split)
             keep = ~val if split == "train" else val
         if split != "predict":
             keep &= self._labelled(source.targets, split)

@@ -143,7 +143,7 @@ class ImageNet(ImageDataModule):
     def _keep(self, targets: IntArray, *, train: bool) -> BoolArray:
         """Which training files belong to the training or validation part."""
         index = np.arange(len(targets), dtype=np.int64)
-        val = held_out(index, targets, self.val_split, self.seed)
+        val = held_out(index, targets, self.val_split)
         if not train:
             return val & (targets >= 0)
         # Another seed than the split's: the two choices must not depend on each other.

@@ -135,7 +135,7 @@ def eval_batches(
     return batches
 
 
-def held_out(groups: IntArray, targets: IntArray, fraction: float, seed: int) -> BoolArray:
+def held_out(groups: IntArray, targets: IntArray, fraction: float, seed: int = 0) -> BoolArray:
     """Chooses about `fraction` of each class for validation, whole groups at a time.
 
     Args:
@@ -143,7 +143,8 @@ def held_out(groups: IntArray, targets: IntArray, fraction: float, seed: int) ->
         targets: int64 `(N,)`; a group counts for the class of its first image.
         fraction: Share of each class's groups, in [0, 1). If it isn't 0, at least one group of a
             class is held out and at least one is left; a single group is left.
-        seed: Seed of the choice.
+        seed: Seed of the choice. Not that of the run: runs of several seeds are compared on the
+            same images.
 
     Returns:
         bool `(N,)`, True for images that are held out.

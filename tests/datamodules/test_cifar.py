@@ -84,8 +84,25 @@ def test_split(tmp_path):
     assert val.targets.bincount().tolist() == [1] * 100
     assert not set(train.names) & set(val.names)
     other = CIFAR100(str(tmp_path), val_split=0.1, seed=1).open("val")
-    assert set(other.names) != set(val.names)
+    assert other.names == val.names, "runs of several seeds are compared on the same images"
     assert len(CIFAR100(str(tmp_path), val_split=0).open("val")) == 200
+
+
+def test_first_images_of_each_class(tmp_path):
+    data = CIFAR100(str(layouts.cifar_pickles(tmp_path)), val_split=0, per_class=3)
+    every = CIFAR100(str(tmp_path), val_split=0).open("train")
+    few = data.open("train")
+    assert few.targets.bincount().tolist() == [3] * 100
+
+    def names(source):
+        pairs = zip(source.names, source.targets, strict=True)
+        return sorted(name for name, target in pairs if target == 7)
+
+    assert names(few) == names(every)[:3]
+    assert len(data.open("test")) == 200
+    assert len(CIFAR100(str(tmp_path), val_split=0.5, per_class=4).open("val")) == 200
+    with pytest.raises(ValueError, match="`per_class` to be at least 1 but got 0"):
+        CIFAR100(str(tmp_path), per_class=0)
 
 
 @pytest.mark.parametrize("augment", ["flip", "modern"])
