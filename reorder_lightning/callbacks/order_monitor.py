@@ -82,7 +82,8 @@ class OrderMonitor(Callback):
         found = [c for c in trainer.callbacks if isinstance(c, REOrder)]  # type: ignore[attr-defined]
         if not found:
             rank_zero_warn("OrderMonitor has nothing to draw: there is no REOrder callback.")
-        self._reorder = found[0] if found else None
+        quiet = trainer.fast_dev_run  # type: ignore[attr-defined]  # loggers write nothing either
+        self._reorder = found[0] if found and not quiet else None
         self._rows, self._orders, self._image = [], {}, None
         self.folder = Path(self.dirpath) if self.dirpath else run_folder(trainer) / "order"
 

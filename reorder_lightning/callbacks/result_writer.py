@@ -51,8 +51,11 @@ class ResultWriter(Callback):
         """Forget the summary of an earlier training in this folder."""
         if stage != "fit":
             return
-        self._folder = run_folder(trainer)
         self._summary = {}
+        self._folder = None
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]  # loggers write nothing either
+            return
+        self._folder = run_folder(trainer)
         if trainer.is_global_zero:
             (self._folder / "result.json").unlink(missing_ok=True)
 

@@ -337,3 +337,8 @@ def test_nothing_to_draw_is_said_once(tmp_path):
     with pytest.warns(UserWarning, match="there is no REOrder callback"):
         fit(tmp_path, [OrderMonitor()])
     assert not (tmp_path / "order").exists()
+
+
+def test_fast_dev_run_writes_nothing(tmp_path):
+    fit(tmp_path, [reorder(), OrderMonitor()], fast_dev_run=True)
+    assert list(tmp_path.iterdir()) == []

@@ -77,6 +77,11 @@ def test_model_that_returns_nothing_has_no_files(tmp_path):
     assert not (tmp_path / "result.json").exists()
 
 
+def test_fast_dev_run_writes_nothing(tmp_path):
+    fit(tmp_path, Scored(), fast_dev_run=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_validation_alone_writes_nothing(tmp_path):
     trainer(tmp_path, ResultWriter()).validate(Scored(), loader(10), verbose=False)
     assert not (tmp_path / "images.csv").exists()
