@@ -267,6 +267,24 @@ def seed_all(seed):
     torch.manual_seed(seed)
 
 
+def test_images_that_are_augmented_at_random_are_known_again(tmp_path, no_ranking):
+    for seed in (1, 2):
+        seed_all(seed)
+        fit(tmp_path, DataLoader(Random(), 8), model=DictClassifier())
+        no_ranking()
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "calls"), [(Users, Classifier, 2), (Users, Scheduled, 1), (ToyData, None, 1)]
+)
+def test_loaders_are_asked_for_no_more_than_needed(tmp_path, monkeypatch, data, model, calls):
+    """Ours remembers the loader that it gave last: that must be the one of the training."""
+    made, make = [], data.train_dataloader
+    monkeypatch.setattr(data, "train_dataloader", lambda self: made.append(1) or make(self))
+    fit(tmp_path, data(), model=model and model(), max_epochs=2)
+    assert len(made) == calls
+
+
 # ------------------------------------------------------------------ only at a start
 
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 from torch import Tensor
 
+from reorder_lightning import prior_cache
 from reorder_lightning.callbacks import REOrder
 from reorder_lightning.orders import ORDERS, get_order, load_order
 from tests.test_vq_tokens import save_diffusers, save_vq
@@ -54,6 +55,21 @@ def test_kmeans_is_the_default(reorder, tmp_path, capsys):
     )
     assert "12 images of 4x4 tokens, 8 codes" in capsys.readouterr().out
     assert (tmp_path / "prior" / "order.json").exists()
+
+
+def test_a_training_starts_from_the_choice(fit, tmp_path, monkeypatch, caplog):
+    pytest.importorskip("sklearn")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(prior_cache, "_IMAGES", 60)
+    monkeypatch.setattr(prior_cache, "_CODES", 16)
+    fit("quickstart", "--reorder.start=auto:least", "--reorder.policy=0")
+    told = caplog.text
+    assert "the least compressible of 9 fixed orders on 60 training images of 4x4 patches" in told
+    (file,) = (tmp_path / "reorder_lightning" / "prior").iterdir()
+    last = list(json.loads(file.read_text())["saved"])[-1]
+    assert f"starts from {last}" in told
+    (saved,) = tmp_path.rglob("order.json")
+    assert load_order(saved).order.equal(get_order(last, 4, 4))
 
 
 @pytest.mark.parametrize("name", ["TransformersVQ", "DiffusersVQ"])
