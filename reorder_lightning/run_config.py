@@ -81,7 +81,9 @@ def start_order(config: Config) -> str:
     reorder = (config.get("reorder") or {}).get("init_args") or {}
     model = (config.get("model") or {}).get("init_args") or {}
     order = reorder.get("start") or model.get("order") or "row"
-    return order.split(":")[0] if isinstance(order, str) else "custom"
+    if not isinstance(order, str):
+        return "custom"
+    return "random" if order.startswith("random:") else order
 
 
 def _flatten(config: Config, above: str = "") -> Iterator[tuple[str, Any]]:

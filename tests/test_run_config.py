@@ -65,4 +65,5 @@ def test_start_order_of_reorder_wins_over_the_models():
     assert start_order(changed(reorder=reorder)) == "random"
     assert start_order(changed(reorder={"init_args": {"start": None}})) == "row"
     assert start_order(changed(model={"init_args": {"order": [1, 0]}})) == "custom"
+    assert start_order(changed(reorder={"init_args": {"start": "auto:least"}})) == "auto:least"
     assert start_order({}) == "row"
