@@ -107,9 +107,10 @@ def write_slurm(runs: Sequence[StudyRun], folder: Path) -> Path:
         devices=devices,
         gpus=gpus,
         runs=lines,
-        folder=folder.absolute(),
-        here=Path.cwd(),
-        python=sys.executable,
+        log=folder.absolute() / "%x-%a.log",
+        folder=shlex.quote(str(folder.absolute())),
+        here=shlex.quote(str(Path.cwd())),
+        python=shlex.quote(sys.executable),
     )
     path.write_text(text, encoding="utf-8")
     return path
@@ -124,23 +125,24 @@ _SBATCH = """\
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node={devices}{gpus}
 #SBATCH --signal=SIGUSR1@120
-#SBATCH --output={folder}/%x-%a.log
+#SBATCH --output={log}
 
 runs=(
 {runs}
 )
 run=${{runs[$SLURM_ARRAY_TASK_ID]}}
+folder={folder}
 cd {here}
-if [ -e {folder}/$run/result.json ]; then
+if [ -e "$folder/$run/result.json" ]; then
   echo "$run is done"
   exit
 fi
-last={folder}/$run/checkpoints/last.ckpt
+last="$folder/$run/checkpoints/last.ckpt"
 resume=()
 if [ -e "$last" ]; then
   resume=(--ckpt_path "$last")
 fi
-srun {python} -m reorder_lightning fit -c {folder}/configs/$run.yaml "${{resume[@]}}"
+srun {python} -m reorder_lightning fit -c "$folder/configs/$run.yaml" "${{resume[@]}}"
 """
 
 
