@@ -70,12 +70,24 @@ class PairedTest:
             1e-21.
         seeds: number of pairs of trainings. With one, `se` and `p` are about these two trained
             models and not about the methods that made them.
+        image_se: standard error from the images alone, as for one seed.
     """
 
     difference: float
     se: float
     p: float
     seeds: int
+    image_se: float
+
+    @property
+    def by_luck(self) -> bool:
+        """Whether the seeds agree far better than the noise of the images allows.
+
+        It happens, most often with two or three seeds, that the differences of the seeds are almost
+        the same by chance. Then `se` is too small for once, and a small `p` says little; over many
+        tests it is still wrong as often as it should be.
+        """
+        return self.se < self.image_se / 2
 
 
 def paired_test(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> PairedTest:
@@ -106,7 +118,7 @@ def paired_test(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> PairedTest:
     Example:
         >>> correct = np.array([[1, 1, 1, 0, 1, 1]])
         >>> paired_test(correct, np.array([[1, 0, 1, 0, 0, 1]]))
-        PairedTest(difference=33.33..., se=21.08..., p=0.17..., seeds=1)
+        PairedTest(difference=33.33..., se=21.08..., p=0.17..., seeds=1, image_se=21.08...)
     """
     if one.shape != other.shape or one.ndim != 2 or one.shape[0] < 1 or one.shape[1] < 2:
         raise ValueError(
@@ -118,10 +130,11 @@ def paired_test(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> PairedTest:
     mean = float(differences.mean())
     of_seeds, of_images = _variances(differences)
     se = math.sqrt(of_seeds + of_images)
+    image_se = math.sqrt(float(differences.mean(axis=0).var(ddof=1)) / images)
     if se == 0:
-        return PairedTest(100 * mean, 0.0, 1.0 if mean == 0 else 0.0, seeds)
+        return PairedTest(100 * mean, 0.0, 1.0 if mean == 0 else 0.0, seeds, 100 * image_se)
     p = _p_value(abs(mean) / se, of_seeds / se**2, seeds - 1, images - 1)
-    return PairedTest(100 * mean, 100 * se, p, seeds)
+    return PairedTest(100 * mean, 100 * se, p, seeds, 100 * image_se)
 
 
 def _variances(differences: Floats) -> tuple[float, float]:

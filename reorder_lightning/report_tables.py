@@ -16,7 +16,7 @@ __all__ = [
     "result_table",
 ]
 
-ONE_SEED = "*"
+ONE_SEED, BY_LUCK = "*", "?"
 _COSTS = {
     "parameters": ("parameters", "{:,.0f}"),
     "gflops": ("GFLOPs", "{:.3g}"),
@@ -72,6 +72,12 @@ def notes(comparison: Comparison) -> Iterator[str]:
             f"{ONE_SEED} One pair of trainings: p is about these two trained models, not about the "
             "methods, for which other seeds are needed."
         )
+    for test in comparison.tests:
+        if test.by_luck:
+            yield (
+                f"{BY_LUCK} The seeds agree by chance: ±{test.se:.2f} is less than half of the "
+                f"±{test.image_se:.2f} that the images alone would give. Do not rely on this p."
+            )
     yield (
         f"vs {BASELINE}, {FIXED} asks whether an arm is better than reading row by row; vs same, "
         f"{FIXED} whether its method is better than leaving its start order as it is. Neither "
@@ -169,8 +175,8 @@ def _test(test: PairedTest | None) -> tuple[str, str]:
     if test is None:
         return "", ""
     p = f"{test.p:.3f}" if test.p >= 0.0005 else "<0.001"
-    one_seed = ONE_SEED if test.seeds == 1 else ""
-    return f"{test.difference:+.2f} ±{test.se:.2f}", p + one_seed
+    mark = ONE_SEED if test.seeds == 1 else BY_LUCK if test.by_luck else ""
+    return f"{test.difference:+.2f} ±{test.se:.2f}", p + mark
 
 
 def _policy(arm: Arm) -> tuple[str, str]:

@@ -98,6 +98,21 @@ def test_one_pair_of_trainings_says_nothing_of_the_methods():
     assert np.mean(np.array(p) < 0.05) > 0.3
 
 
+def test_seeds_that_agree_by_chance_are_marked():
+    """Three pairs of trainings, each 1 point apart, to which chance alone would add 5."""
+    rng = np.random.default_rng(0)
+    one, other = (
+        np.stack([rng.permutation(np.arange(200) < n) for _ in range(3)]) for n in (102, 100)
+    )
+    found = paired_test(one, other)
+    assert found.difference == pytest.approx(1.0)
+    assert found.se < 0.1 < 2 < found.image_se < 4
+    assert found.by_luck
+    alone = paired_test(one[:1], other[:1])
+    assert alone.se == pytest.approx(alone.image_se)
+    assert not alone.by_luck
+
+
 def test_a_real_difference_is_found():
     random = np.random.default_rng(0)
     one, other = null_results(random, 3, 2000, 0.02, 0.2)

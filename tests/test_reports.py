@@ -103,6 +103,21 @@ def test_without_the_baseline_there_is_no_test_and_a_word_about_it(write):
     assert "There are no runs of order row, method fixed" in " ".join(notes(comparison))
 
 
+def test_seeds_that_agree_by_chance_are_marked_and_explained(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = []
+    for seed in range(3):
+        for order, hits in (("row", 100), ("hilbert", 102)):
+            top1 = rng.permutation(np.arange(200) < hits)
+            study = {"method": "fixed", "order": order}
+            folder = tmp_path / f"{order}{seed}"
+            runs.append(read_run(write_run(folder, top1, order=order, seed=seed, study=study)))
+    (comparison,) = make_report(runs).comparisons
+    assert [test.by_luck for test in comparison.tests] == [True]
+    assert result_table(comparison).rows[1][8].endswith("?")
+    assert any("The seeds agree by chance" in note for note in notes(comparison))
+
+
 def test_settings_are_never_mixed(write):
     runs = [
         write("row", "fixed", 0),
