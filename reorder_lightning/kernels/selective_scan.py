@@ -83,24 +83,27 @@ def selective_scan(
         if x is not None and x.dtype == torch.float64:
             dtype = torch.float64
 
-    def cast(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.to(dtype)
-
-    args = (u.to(dtype), delta.to(dtype), A.to(dtype), B.to(dtype), C.to(dtype), cast(D))
+    args = (u.to(dtype), delta.to(dtype), A.to(dtype), B.to(dtype), C.to(dtype), _cast(D, dtype))
     fused = _fused_scan(args[0], return_last_state)
     if fused is not None:
         announce(u.device.type, "mamba-ssm")
         with torch.autocast(u.device.type, enabled=False):
-            out = fused(*args, cast(z), cast(delta_bias), delta_softplus, return_last_state)
+            out = fused(
+                *args, _cast(z, dtype), _cast(delta_bias, dtype), delta_softplus, return_last_state
+            )
         return (out[0].to(u.dtype), out[1]) if return_last_state else out.to(u.dtype)
     if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
-        y, last_state = scan_by_operator(*args, cast(delta_bias), delta_softplus)
+        y, last_state = scan_by_operator(*args, _cast(delta_bias, dtype), delta_softplus)
     else:
-        y, last_state, _ = _scan(*args, cast(delta_bias), delta_softplus)
+        y, last_state, _ = _scan(*args, _cast(delta_bias, dtype), delta_softplus)
     if z is not None:
         y = y * F.silu(z.to(dtype))
     y = y.to(u.dtype)
     return (y, last_state) if return_last_state else y
+
+
+def _cast(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else x.to(dtype)
 
 
 def _fused_scan(u: Tensor, return_last_state: bool) -> Callable[..., Any] | None:

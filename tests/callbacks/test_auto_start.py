@@ -62,10 +62,10 @@ def fit(root, data, start="auto", model=None, ckpt_path=None, **kwargs):
 
 
 def striped(standing=False, n=40):
-    """Images of 4x4 patches; every row of patches (or column) has one of three patterns."""
+    """Images of 4x4 patches; every row of patches (or column) has one of two patterns."""
     rng = np.random.default_rng(0)
-    patterns = torch.from_numpy(rng.permutation(12).reshape(3, 4) / 11).float()
-    grey = patterns[torch.from_numpy(rng.integers(3, size=(n, 4)))]
+    patterns = torch.from_numpy(rng.permutation(8).reshape(2, 4) / 7).float()
+    grey = patterns[torch.from_numpy(rng.integers(2, size=(n, 4)))]
     grey = grey.mT if standing else grey
     pixels = grey.repeat_interleave(2, 1).repeat_interleave(2, 2)
     return TensorDataset(pixels[:, None].expand(-1, 3, -1, -1).contiguous(), torch.arange(n) % 3)

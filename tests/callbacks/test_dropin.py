@@ -457,6 +457,7 @@ def test_a_compiled_lightning_module(tmp_path, whole):
     assert frames[0] == frames[-1], frames
 
 
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="torch 2.6 notices the hook by itself")
 def test_compiled_and_called_before_attaching(tmp_path):
     """Case 10: https://github.com/pytorch/pytorch/issues/117758."""
     torch._dynamo.reset()

@@ -111,6 +111,7 @@ def huge_png(width, height):
 
 
 @pytest.mark.parametrize("size", [(15000, 13000), (12000, 8000)])
+@pytest.mark.filterwarnings("error::PIL.Image.DecompressionBombWarning")
 def test_huge_images_need_no_global_switch(size):
     """Case 21: opened past PIL's limit, without a warning, and the limit stays as it is."""
     limit = Image.MAX_IMAGE_PIXELS

@@ -13,6 +13,9 @@ from reorder_lightning.kernels import _blocked_scan, _triton_scan
 from tests.kernels.references import relative_error, selective_scan_reference
 from tests.kernels.test_selective_scan import leaves, make_inputs
 
+# The interpreter of Triton 3.2 under newer releases of numpy.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0 to a scalar")
+
 
 @pytest.fixture
 def kernels(monkeypatch):

@@ -115,6 +115,9 @@ def test_compiles_into_one_graph_with_the_same_gradients(name):
         torch.testing.assert_close(pairs[1], pairs[0], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.7", reason="exports no autograd function with a batch of any size"
+)
 @pytest.mark.parametrize("name", ALL)
 def test_exports_with_the_order_inside_and_any_batch_size(name):
     model = make(name, order="hilbert")
