@@ -45,7 +45,7 @@ def setting(config: Config) -> dict[str, Any]:
     """
     found = {
         name: value
-        for name, value in _flatten(config)
+        for name, value in flatten(config)
         if value is not None
         and not any(name == free or name.startswith(f"{free}.") for free in _FREE)
     }
@@ -86,10 +86,15 @@ def start_order(config: Config) -> str:
     return "random" if order.startswith("random:") else order
 
 
-def _flatten(config: Config, above: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(config: Config, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of a nested config; classes by their name without module.
+
+    >>> dict(flatten({"model": {"class_path": "a.Mamba", "init_args": {"lr": 0.1}}}))
+    {'model.class_path': 'Mamba', 'model.init_args.lr': 0.1}
+    """
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{above}{key}.")
+            yield from flatten(value, f"{above}{key}.")
         elif key == "class_path":
             yield f"{above}{key}", _short(value)  # a class may be importable from several places
         else:

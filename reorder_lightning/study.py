@@ -1,5 +1,6 @@
 """Studies: the same training for several orders, seeds, and with or without REOrder."""
 
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ class StudyRun:
 
     @property
     def name(self) -> str:
-        """Name of the run and its folder."""
-        return f"{self.order.replace(':', '-')}-{self.method}-{self.seed}"
+        """Name of the run and its folder, also where the order is a file."""
+        return re.sub(r"[^\w.-]+", "-", f"{self.order}-{self.method}-{self.seed}")
 
     @property
     def path(self) -> Path:

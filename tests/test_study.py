@@ -40,6 +40,13 @@ def test_seed_reaches_weights_data_and_draws_and_a_random_order():
     assert LEARNED["reorder"]["init_args"]["seed"] == 9, "the given config is not changed"
 
 
+def test_order_in_a_file_has_a_folder_of_its_own():
+    (run,) = plan(("prior/order.json",), (0,), fixed=FIXED)
+    assert run.name == "prior-order.json-fixed-0"
+    assert run.path.parent == FOLDER
+    assert run.config["model"]["init_args"]["order"] == "prior/order.json"
+
+
 def test_data_of_others_may_have_no_seed():
     data = {"class_path": "mine.Data", "init_args": {}}
     (run,) = plan(("row",), (3,), fixed=FIXED | {"data": data})

@@ -29,7 +29,7 @@ class ResultWriter(Callback):
     - ``images.csv``, after each validation of a training: ``image`` (its index in the first
       validation set), ``target`` and ``predicted`` class, ``top1`` and ``top5`` (0 or 1), and the
       cross-entropy ``loss``. ``validation_step`` must return a dict with ``logits`` ``(B, C)`` and
-      ``targets`` ``(B,)``, as this package's models do; without them there is no such file.
+      integer ``targets`` ``(B,)``, as this package's models do; without them there is no such file.
     - ``result.json``, when the training has ended: model, ``parameters``, ``gflops`` of one forward
       pass of one image (null where the parameters are sharded), ``images``, ``epochs``, ``steps``,
       ``seconds_per_epoch`` (validation included), ``peak_memory_mb`` (of the device; on a CPU, of
@@ -40,7 +40,7 @@ class ResultWriter(Callback):
     """
 
     def __init__(self) -> None:
-        self._rows: list[Tensor] = []
+        self._rows: list[tuple[Tensor, ...]] = []  # columns of each batch, on its device
         self._folder: Path | None = None
         self._image: Tensor | None = None
         self._summary: dict[str, float] = {}
@@ -81,20 +81,24 @@ class ResultWriter(Callback):
             return
         if dataloader_idx or trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        logits, targets = outputs["logits"].float(), outputs["targets"]
+        logits, targets = outputs["logits"], outputs["targets"]
+        if logits.ndim != 2 or targets.ndim != 1 or targets.is_floating_point():
+            return  # not one class for each image
+        logits = logits.float()
         place = torch.arange(self._seen, self._seen + len(targets), device=targets.device)
         self._seen += len(targets)
         best = logits.topk(min(5, logits.shape[1])).indices
         hits = best == targets.unsqueeze(1)
-        columns = (
-            place * trainer.world_size + trainer.global_rank,
-            targets,
-            best[:, 0],
-            hits[:, 0],
-            hits.any(1),
-            F.cross_entropy(logits, targets, reduction="none"),
+        self._rows.append(
+            (
+                place * trainer.world_size + trainer.global_rank,
+                targets,
+                best[:, 0],
+                hits[:, 0],
+                hits.any(1),
+                F.cross_entropy(logits, targets, reduction="none"),
+            )
         )
-        self._rows.append(torch.stack([column.double() for column in columns], dim=1))
         if isinstance(batch, (tuple, list)) and isinstance(batch[0], Tensor):
             self._image = batch[0][:1]
 
@@ -102,7 +106,8 @@ class ResultWriter(Callback):
         """Gather the rows of all processes; rank zero writes them."""
         if trainer.state.fn != "fit" or trainer.sanity_checking or self._folder is None:
             return
-        mine = torch.cat(self._rows).cpu().numpy() if self._rows else np.zeros((0, len(COLUMNS)))
+        columns = [torch.cat(parts).cpu().double() for parts in zip(*self._rows, strict=True)]
+        mine = torch.stack(columns, dim=1).numpy() if columns else np.zeros((0, len(COLUMNS)))
         parts: list[Any] = [mine]
         if trainer.world_size > 1:
             parts = [None] * trainer.world_size

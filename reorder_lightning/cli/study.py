@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from reorder_lightning.cli.configs import find_configs
-from reorder_lightning.run_config import differences
+from reorder_lightning.run_config import differences, flatten
 from reorder_lightning.study import StudyRun, plan_runs
 
 METHODS = {"fixed": "--reorder null", "reorder": "-c configs/reorder.yaml"}
@@ -79,7 +79,7 @@ def write_plan(run: StudyRun) -> None:
     text = yaml.safe_dump(run.config, sort_keys=False)
     if run.config_path.exists():
         before = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
-        found = differences(_flat(before), _flat(run.config))
+        found = differences(dict(flatten(before)), dict(flatten(run.config)))
         if found:
             raise ValueError(
                 f"{run.config_path} was planned with other arguments (then, now):\n  "
@@ -179,10 +179,3 @@ def _train(run: StudyRun) -> bool:
     with (run.path / "log.txt").open("a", encoding="utf-8") as log:
         code = subprocess.run(command, stdout=log, stderr=log).returncode
     return code == 0 and run.done
-
-
-def _flat(config: Any, above: str = "") -> dict[str, Any]:
-    if not isinstance(config, dict):
-        return {above: config}
-    parts = (_flat(v, f"{above}.{k}" if above else str(k)) for k, v in config.items())
-    return {name: value for part in parts for name, value in part.items()}

@@ -77,6 +77,16 @@ def test_model_that_returns_nothing_has_no_files(tmp_path):
     assert not (tmp_path / "result.json").exists()
 
 
+@pytest.mark.parametrize("targets", [lambda y: F.one_hot(y, 3).float(), lambda y: y.float()])
+def test_targets_that_are_no_classes_are_left_out(tmp_path, targets):
+    class Soft(Scored):
+        def validation_step(self, batch, batch_idx):
+            return {"logits": self(batch[0]), "targets": targets(batch[1])}
+
+    fit(tmp_path, Soft())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_fast_dev_run_writes_nothing(tmp_path):
     fit(tmp_path, Scored(), fast_dev_run=True)
     assert list(tmp_path.iterdir()) == []
