@@ -39,12 +39,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from reorder_lightning.acceptance import Decision, paired_gain
+from reorder_lightning.acceptance import Decision, Trial
 from reorder_lightning.order_learners import Learner
 from reorder_lightning.plackett_luce import PlackettLuce
 from reorder_lightning.rank_regression import RankRegression
@@ -53,6 +54,7 @@ from reorder_lightning.schedules import temperature_share
 
 __all__ = ["OrderPolicy"]
 
+_RIVAL_Z = 2.0  # a rival that is no better is taken in one of 40 races, which costs nothing
 _COLD = 1e-3  # below this temperature draws are the mode order and nothing is learned
 _CHOICES = {
     "estimator": ("rank", "score"),
@@ -80,9 +82,15 @@ class OrderPolicy:
     the learned order is accepted if their mean is more than ``z`` standard errors above zero. Where
     the exploration has found nothing, there is no trial: its updates use the start order.
 
+    **The race.** If a ``rival`` is given, it comes before all this: in the first ``race_updates``
+    half of the draws are the rival and half the start order, and the rival becomes the start order
+    if it earned more in the second half of the race, by 2 standard errors. A rival is an order that
+    is good elsewhere, such as row by row. Exploring finds what is near the start order; a start
+    that is poor as a whole is repaired by a known good order, at a hundredth of the images.
+
     Args:
         start: int64 ``(N,)``, the order to start from, which the learned one has to beat.
-        total_updates: planned number of calls of `update`, the trial included.
+        total_updates: planned number of calls of `update`, race and trial included.
         grid_size: rows and columns of the patch grid, so that neighbours can learn together. None:
             each patch learns for itself.
         estimator: ``"rank"``, see `RankRegression`, or ``"score"``, see `Reinforce`. None: rank,
@@ -102,6 +110,8 @@ class OrderPolicy:
             others are the start order.
         spread: difference between the largest and the smallest logit at the start.
         seed: of the draws.
+        rival: int64 ``(N,)``, the order of the race. None, or equal to the start: no race.
+        race_updates: length of the race, with a rival.
 
     Raises:
         ValueError: for arguments out of range, or that don't go together.
@@ -126,6 +136,8 @@ class OrderPolicy:
         explore_share: float = 0.25,
         spread: float = 1.0,
         seed: int = 0,
+        rival: Tensor | None = None,
+        race_updates: int = 0,
     ) -> None:
         given = {"estimator": estimator or "rank", "log_prob": log_prob, "baseline": baseline}
         for name, value in given.items():
@@ -149,17 +161,28 @@ class OrderPolicy:
                 f"Expected argument `grid_size` to hold {size} patches, as `start` does, but got "
                 f"{grid_size}"
             )
+        if rival is not None and not (acceptance and 0 < race_updates < total_updates):
+            raise ValueError(
+                "A `rival` needs `acceptance` and a race of 1 or more updates that leaves some to "
+                f"learn in, but got acceptance={acceptance}, race_updates={race_updates}, "
+                f"total_updates={total_updates}"
+            )
         temperature_share(schedule, 0.0)
         self.start = start.detach().cpu().long().clone()
         self.logits = PlackettLuce.from_order(self.start, spread).logits
+        self.spread = spread
+        self.rival = self.start if rival is None else rival.detach().cpu().long().clone()
+        self.race_updates = 0 if self.rival.equal(self.start) else race_updates
         self.total_updates = total_updates
-        self.exploring_updates = max(1, round(total_updates * (1 - trial * acceptance)))
+        learning = total_updates - self.race_updates
+        self.exploring_updates = max(1, round(learning * (1 - trial * acceptance)))
+        self._race = Trial(self.race_updates, 1 / 2, _RIVAL_Z, "rival")
+        self._trial = Trial(learning - self.exploring_updates, 1 / 3, z, "learned")
         self.peak_temperature = peak_temperature
         self.schedule = schedule
         self.baseline = baseline
         self.momentum = momentum
         self.acceptance = acceptance
-        self.z = z
         self.seed = seed
         self.learner: Learner
         if estimator == "rank" or (estimator is None and not published):
@@ -174,10 +197,8 @@ class OrderPolicy:
         self.explored = 0.0
         self.moving_reward: float | None = None
         self._rank = 0
-        self._differences: list[float] = []
-        self._pending = torch.zeros(4, dtype=torch.float64)
         # Of this update: images, reward, images in a drawn order; weight, advantage, its square;
-        # in the trial: images and reward of the learned order, of the start order.
+        # in race and trial: images and reward of the challenger, of the start order.
         self._sums = torch.zeros(10, dtype=torch.float64)
         self._evidence = torch.zeros(size, dtype=torch.float64)
 
@@ -194,22 +215,27 @@ class OrderPolicy:
         little on noise as well.
         """
         if self.updates >= self.total_updates:
-            learned = self.decide().accepted
+            learned = self._judge_learned().accepted
         else:
             learned = not self.acceptance or self.learner.found > 0
         return self.mode if learned else self.start.clone()
 
     @property
+    def racing(self) -> bool:
+        """Whether the rival is compared with the start order."""
+        return self.updates < self.race_updates
+
+    @property
     def on_trial(self) -> bool:
         """Whether exploration is over and the learned order is compared with the start order."""
-        return self.acceptance and self.updates >= self.exploring_updates
+        return self.acceptance and self.updates >= self.race_updates + self.exploring_updates
 
     @property
     def temperature(self) -> float:
-        """Scale of the Gumbel noise of the next draw; 0 in the trial."""
-        if self.on_trial:
+        """Scale of the Gumbel noise of the next draw; 0 in race and trial."""
+        if self.racing or self.on_trial:
             return 0.0
-        done = min(self.updates / self.exploring_updates, 1.0)
+        done = min((self.updates - self.race_updates) / self.exploring_updates, 1.0)
         return self.peak_temperature * temperature_share(self.schedule, done)
 
     @property
@@ -249,7 +275,7 @@ class OrderPolicy:
         self._rank = rank
         fixed = self._controls(k)
         if self.temperature < _COLD:
-            explored = self.mode.expand(k - fixed, -1)
+            explored = (self.rival if self.racing else self.mode).expand(k - fixed, -1)
         else:
             generator = torch.Generator().manual_seed(key)
             explored = self.learner.explore(self.logits, self.temperature, k - fixed, generator)
@@ -273,7 +299,7 @@ class OrderPolicy:
         fixed = self._controls(len(orders))
         drawn, drawn_reward = count[fixed:].sum(), total[fixed:].sum()
         self._sums[:3] += torch.stack([count.sum(), total.sum(), drawn])
-        if self.on_trial:
+        if self.racing or self.on_trial:
             start = torch.stack([count[:fixed].sum(), total[:fixed].sum()])
             self._sums[6:] += torch.cat([torch.stack([drawn, drawn_reward]), start])
         elif self.temperature >= _COLD:
@@ -297,8 +323,8 @@ class OrderPolicy:
                 this rank has observed nothing; all ranks end bit-identical.
 
         Returns:
-            What to log: ``reward``, ``baseline``, ``advantage_std``, ``drawn_share``, and in the
-            trial ``difference``, the paired difference of this update.
+            What to log: ``reward``, ``baseline``, ``advantage_std``, ``drawn_share``, and in race
+            and trial ``difference``, the paired difference of this update.
         """
         flat = torch.cat([self._sums, self._evidence])
         if reduce is not None:
@@ -314,44 +340,54 @@ class OrderPolicy:
         if weight:
             variance = squares / weight - (advantage / weight) ** 2
             metrics["advantage_std"] = max(variance, 0.0) ** 0.5
-            done = self.updates / self.exploring_updates
+            done = (self.updates - self.race_updates) / self.exploring_updates
             tau = self.temperature
             self.logits = self.learner.step(self.logits, evidence, weight, tau, done)
-        if self.on_trial:
-            metrics |= self._compare_orders(flat[6:10])
+        if self.racing:
+            metrics |= self._race.record(sums[6:])
+        elif self.on_trial:
+            metrics |= self._trial.record(sums[6:])
         self._sums.zero_()
         self._evidence.zero_()
         self.updates += 1
+        if self.updates == self.race_updates and self._race.decision.accepted:
+            self.start = self.rival
+            self.logits = PlackettLuce.from_order(self.start, self.spread).logits
         return metrics
 
-    def _compare_orders(self, sums: Tensor) -> dict[str, float]:
-        """Record the paired difference of this update, or with one draw a batch, of two."""
-        self._pending += sums
-        learned, learned_reward, start, start_reward = self._pending.tolist()
-        if not (learned and start):
-            return {}
-        self._pending.zero_()
-        difference = learned_reward / learned - start_reward / start
-        trial = self.total_updates - self.exploring_updates
-        if self.updates >= self.exploring_updates + trial // 3:
-            self._differences.append(difference)
-        return {"difference": difference}
+    def judge_rival(self) -> Decision:
+        """Whether the rival replaces the order of the start, by the race so far."""
+        return self._race.decision
 
     def decide(self) -> Decision:
-        """Whether the learned order replaces the start order, by the trial so far."""
-        gain, error = paired_gain(self._differences)
+        """Whether another order replaces the one of the start, by race and trial so far.
+
+        Where both did, the gains add up.
+        """
+        rival, learned = self.judge_rival(), self._judge_learned()
+        if not rival.accepted:
+            return learned
+        if not learned.accepted:
+            return rival
+        error = math.hypot(rival.gain_se, learned.gain_se)
+        return Decision(True, rival.gain + learned.gain, error)
+
+    def _judge_learned(self) -> Decision:
+        decision = self._trial.decision
         if not self.acceptance:
-            return Decision(True, gain, error)
+            return replace(decision, accepted=True)
         moved = not torch.equal(self.mode, self.start)
-        return Decision(moved and gain > self.z * error, gain, error)
+        return replace(decision, accepted=moved and decision.accepted)
 
     def _controls(self, k: int) -> int:
         """How many of ``k`` draws are the start order now."""
+        if self.racing:
+            return self._race.controls(k, self._rank)
         if not self.on_trial:
             return k - self.learner.exploring(k)
         if not self.learner.found:
             return k  # a trial of what was never found would cost training for nothing
-        return (k + (self.updates + self._rank) % 2) // 2  # an odd one takes turns
+        return self._trial.controls(k, self._rank)
 
     def _tempered(self) -> PlackettLuce:
         return PlackettLuce(self.logits / self.temperature)
@@ -365,6 +401,7 @@ class OrderPolicy:
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain numbers only: loads with ``weights_only=True``."""
         return {
+            "start": self.start.clone(),
             "logits": self.logits.clone(),
             "learner": self.learner.state_dict(),
             "updates": self.updates,
@@ -372,14 +409,15 @@ class OrderPolicy:
             "images": self.images,
             "explored": self.explored,
             "moving_reward": self.moving_reward,
-            "differences": list(self._differences),
-            "pending": self._pending.clone(),
+            "race": self._race.state_dict(),
+            "trial": self._trial.state_dict(),
             "sums": self._sums.clone(),
             "evidence": self._evidence.clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken, with the same arguments."""
+        self.start = state["start"].clone()
         self.logits = state["logits"].clone()
         self.learner.load_state_dict(state["learner"])
         self.updates = int(state["updates"])
@@ -388,7 +426,7 @@ class OrderPolicy:
         self.explored = float(state["explored"])
         moving = state["moving_reward"]
         self.moving_reward = None if moving is None else float(moving)
-        self._differences = list(state["differences"])
-        self._pending = state["pending"].clone()
+        self._race.load_state_dict(state["race"])
+        self._trial.load_state_dict(state["trial"])
         self._sums = state["sums"].clone()
         self._evidence = state["evidence"].clone()

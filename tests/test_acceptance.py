@@ -1,10 +1,12 @@
+import doctest
 import math
 import statistics
 
 import pytest
 import torch
 
-from reorder_lightning.acceptance import Decision, paired_gain
+from reorder_lightning import acceptance
+from reorder_lightning.acceptance import Decision, Trial, paired_gain
 
 
 def test_independent_differences_have_the_usual_standard_error():
@@ -48,3 +50,56 @@ def test_a_decision_says_what_happened():
     assert "accepted: gain 0.5" in str(Decision(True, 0.5, 0.1))
     assert "nothing was found" in str(Decision(False, 0.0, math.nan))
     assert "without a trial" in str(Decision(True, 0.0, math.nan))
+
+
+# ------------------------------------------------------------------ trials
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 8])
+def test_both_orders_have_equal_shares(k):
+    trial = Trial(10, adapting=0.5, z=2.0, challenger="rival")
+    controls = []
+    for _ in range(10):
+        controls.append(trial.controls(k, rank=0))
+        other = trial.controls(k, rank=1)
+        assert controls[-1] + other == k, "two ranks share an odd one"
+        trial.record([0.0] * 4)
+    assert sum(controls) == 10 * k / 2
+
+
+def test_what_is_earned_while_the_model_adapts_does_not_count():
+    trial = Trial(40, adapting=0.5, z=2.0, challenger="rival")
+    generator = torch.Generator().manual_seed(0)
+    for step in range(40):
+        noise = 0.1 * torch.randn(1, generator=generator).item()
+        gain = (-5.0 if step < 20 else 1.0) + noise
+        assert trial.record([4.0, 4 * gain, 2.0, 0.0]) == {"difference": pytest.approx(gain)}
+    assert trial.decision.accepted
+    assert trial.decision.gain == pytest.approx(1.0, abs=0.1)
+    assert trial.decision.challenger == "rival"
+
+
+def test_with_one_draw_a_difference_takes_two_updates():
+    trial = Trial(4, adapting=0.0, z=2.0, challenger="rival")
+    assert trial.record([8.0, 16.0, 0.0, 0.0]) == {}
+    assert trial.record([0.0, 0.0, 8.0, 8.0]) == {"difference": 1.0}
+
+
+def test_a_trial_goes_on_from_its_state():
+    def new():
+        return Trial(30, adapting=0.2, z=2.0, challenger="rival")
+
+    sums = torch.rand(30, 4, generator=torch.Generator().manual_seed(0)).tolist()
+    whole, first, rest = new(), new(), new()
+    for step, one in enumerate(sums):
+        whole.record(one)
+        if step < 17:
+            first.record(one)
+    rest.load_state_dict(first.state_dict())
+    for one in sums[17:]:
+        rest.record(one)
+    assert rest.decision == whole.decision
+
+
+def test_examples():
+    assert doctest.testmod(acceptance).failed == 0

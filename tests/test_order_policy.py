@@ -4,6 +4,7 @@ import statistics
 import pytest
 import torch
 
+from reorder_lightning.acceptance import Trial
 from reorder_lightning.order_policy import OrderPolicy
 from reorder_lightning.orders import get_order, kendall_tau
 
@@ -202,11 +203,77 @@ def test_a_better_order_is_accepted_and_a_worse_one_is_not():
         assert torch.equal(learner.order, learner.mode if expected else learner.start)
 
 
+# ------------------------------------------------------------------ the race
+
+
+def race(rival_gain, seed=0, updates=60, noise=0.1, **kwargs):
+    """Rewards of ``rival_gain`` for the start order backwards, 0 for every other one."""
+    rival = torch.arange(16).flip(0)
+    learner = policy(updates=updates, seed=seed, rival=rival, race_updates=40, **kwargs)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(updates):
+        orders = learner.draw(4)
+        reward = rival_gain * (orders == rival).all(-1)[torch.arange(16) % 4]
+        learner.observe(orders, reward + noise * torch.randn(16, generator=generator))
+        learner.update()
+    return learner
+
+
+@pytest.mark.parametrize("gain", [0.2, -0.2])
+def test_the_better_of_two_orders_goes_on(gain):
+    learner = race(gain)
+    winner = learner.rival if gain > 0 else torch.arange(16)
+    assert learner.judge_rival().accepted == (gain > 0)
+    assert learner.judge_rival().gain == pytest.approx(gain, abs=0.1)
+    assert torch.equal(learner.start, winner)
+    assert torch.equal(learner.order, winner)
+    assert learner.decide().accepted == (gain > 0)
+    assert learner.exploring_updates == 15, "three quarters of the 20 updates behind the race"
+
+
+def test_in_the_race_nothing_explores_and_nothing_is_learned():
+    learner = race(0.0, updates=41)
+    again = policy(updates=60, rival=learner.rival, race_updates=40)
+    assert again.racing
+    assert again.temperature == 0
+    assert torch.equal(again.draw(5)[:2], torch.arange(16).expand(2, -1))
+    assert torch.equal(again.draw(5)[3:], learner.rival.expand(2, -1))
+    assert torch.equal(again.order, torch.arange(16))
+
+
+def test_a_rival_that_is_no_better_seldom_wins():
+    """Two standard errors: 2.3 in 100, a little more with the standard error of 20 numbers."""
+    wins = sum(race(0.0, seed).judge_rival().accepted for seed in range(200))
+    assert wins <= 12, "passes with 99 % where 3 in 100 win"
+
+
+def test_gains_of_rival_and_learned_order_add_up():
+    learner = race(0.2)
+    learner._trial = Trial(20, 0.0, 2.0, "learned")
+    for step in range(20):
+        learner._trial.record([1.0, 0.5 + 0.01 * (step % 2), 1.0, 0.0])
+    learner.logits = learner.logits.roll(1)
+    rival, both = learner.judge_rival(), learner.decide()
+    assert both.challenger == "learned"
+    assert both.gain == pytest.approx(rival.gain + 0.505)
+    assert both.gain_se > rival.gain_se
+    assert torch.equal(learner.order, learner.mode)
+
+
+def test_a_rival_equal_to_the_start_needs_no_race():
+    learner = policy(rival=torch.arange(16), race_updates=40)
+    assert not learner.racing
+    assert learner.exploring_updates == 150
+
+
 # ------------------------------------------------------------------ state
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"lr": 1e-2}, {**PUBLISHED, "lr": 1e-2}])
-@pytest.mark.parametrize("stop", [7, 35])
+RIVAL = {"rival": torch.arange(9).flip(0), "race_updates": 20}
+
+
+@pytest.mark.parametrize("kwargs", [{}, RIVAL, {"lr": 1e-2}, {**PUBLISHED, "lr": 1e-2}])
+@pytest.mark.parametrize("stop", [7, 24, 35])
 def test_resume_is_exact(kwargs, stop):
     def new():
         return policy(n=9, updates=40, **kwargs)
@@ -235,6 +302,9 @@ def test_resume_is_exact(kwargs, stop):
         ({"estimator": "rank", "lr": 0.1}, "lr=0.1"),
         ({"grid_size": (3, 5)}, "16 patches"),
         ({"updates": 0}, "`total_updates` to be >= 1"),
+        ({"rival": torch.arange(16)}, "race_updates=0"),
+        ({"rival": torch.arange(16), "race_updates": 200}, "race_updates=200, total_updates=200"),
+        ({"rival": torch.arange(16), "race_updates": 9, "acceptance": False}, "acceptance=False"),
     ],
 )
 def test_bad_arguments(kwargs, match):

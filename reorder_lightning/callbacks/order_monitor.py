@@ -184,7 +184,7 @@ class OrderMonitor(Callback):
         else:
             orders = {"start order": start}
             if not torch.equal(order, start):
-                orders["learned order"] = order
+                orders["final order"] = order
             self._publish(trainer, "puzzle", draw_puzzle(self._image, orders, grid, title))
         if reorder.policy is None:
             return
@@ -257,4 +257,4 @@ def _outcome(reorder: REOrder) -> str:
     if reorder.phase != "frozen":
         return "policy not finished"
     kept = torch.equal(reorder.order.cpu(), reorder.start_order.cpu())
-    return "start kept" if kept else "learned"
+    return "start kept" if kept else reorder.policy.decide().challenger

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
+from reorder_lightning.acceptance import Decision
 from reorder_lightning.attachment import describe
 from reorder_lightning.callbacks.attaching import Pending, refuse_lost_order, share_with_copies
 from reorder_lightning.callbacks.auto_start import AutoStart
@@ -33,6 +34,8 @@ from reorder_lightning.order_policy import OrderPolicy
 from reorder_lightning.orders import get_order, kendall_tau
 from reorder_lightning.patch_order import PatchOrder
 
+_RACE = 0.75  # of the policy phase: a model takes long to read a second order as well as the first
+
 
 class REOrder(Callback):
     """Learns the order in which a model reads its patches, by REINFORCE, during its training.
@@ -40,7 +43,8 @@ class REOrder(Callback):
     Three phases: in the warm-up the model trains on the start order; in the policy phase each batch
     is read in orders drawn from a Plackett-Luce policy, which moves towards those that earn more
     (Kutscher et al., "REOrdering Patches Improves Vision Models", NeurIPS 2025,
-    arXiv 2505.23751, section 4); after it, the model trains on with the order frozen.
+    arXiv 2505.23751, section 4); after it, the model trains on with the order frozen. A start order
+    other than row by row has to beat that one first: see ``rival``.
 
     The model needs no change: the order is put in front of the first block of a timm
     VisionTransformer or of what ``target`` names, or into the model's own `PatchOrder`. The policy
@@ -58,8 +62,10 @@ class REOrder(Callback):
     ``reorder/drawn_share`` (share of the images that were read in a drawn order: what exploring
     costs) and ``reorder/kendall_to_start`` (1: the order has not moved; 0: unrelated). In the trial
     ``reorder/difference``, the learned order's reward minus the start order's; at its end
-    ``reorder/accepted`` (1: the learned order stays), ``reorder/gain`` and ``reorder/gain_se``, the
-    mean of these differences and its standard error. See `OrderPolicy` for when to expect a gain.
+    ``reorder/accepted`` (1: the start order was replaced), ``reorder/gain`` and
+    ``reorder/gain_se``, the mean of these differences and its standard error; at the end of the
+    race the same of the rival, ``reorder/rival_accepted``, ... See `OrderPolicy` for when to expect
+    a gain.
 
     Args:
         start: order to start from: a name, a file, a checkpoint, or a list. None: the model's own.
@@ -81,8 +87,13 @@ class REOrder(Callback):
             logits without temperature, as published.
         baseline: what a reward is compared with: ``"leave-one-out"`` or ``"ema"``.
         acceptance: keep the start order unless the learned one wins a paired trial at the end of
-            the policy phase. False: take what was learned, as published.
-        warmup_order: ``"start"``, or ``"row"`` as in the paper's text.
+            the policy phase. False: take what was learned, as published, and race no rival.
+        rival: an order, given like ``start``, that races against the start order in the warm-up and
+            the first three quarters of the policy phase: half of the images are read in each. If it
+            earns more, it becomes the start order. So a poor start is repaired where the policy
+            alone would have too few images to find anything. None, or equal to the start: no race.
+        warmup_order: ``"start"``, or ``"row"`` as in the paper's text, which leaves no fair race:
+            it needs ``rival=None`` or ``acceptance=False``.
         reward_fn: ``(outputs of training_step, batch) -> rewards (B,)``, larger is better. None:
             ``pl_module.reorder_reward(outputs, batch)``, ``outputs["reorder_reward"]``, or minus
             the cross-entropy of the model's logits with the targets of the batch. A training step
@@ -114,6 +125,7 @@ class REOrder(Callback):
         log_prob: str = "exact",
         baseline: str = "leave-one-out",
         acceptance: bool = True,
+        rival: str | list[int] | Tensor | None = "row",
         warmup_order: Literal["start", "row"] = "start",
         reward_fn: RewardFn | None = None,
         target: str | None = None,
@@ -136,6 +148,12 @@ class REOrder(Callback):
             raise ValueError(
                 'With `draws_per_batch=1` and `baseline="leave-one-out"` the advantage is exactly '
                 'zero: there is nothing to leave out. Take 2 or more draws, or `baseline="ema"`.'
+            )
+        self.rival = rival if acceptance else None
+        if self.rival is not None and warmup_order == "row":
+            raise ValueError(
+                'With `warmup_order="row"` a race against the start order would not be fair. Give '
+                f"`rival=None`, not {rival!r}, or leave out `warmup_order`."
             )
         self.start = start
         self._auto = AutoStart.parse(start)
@@ -271,12 +289,29 @@ class REOrder(Callback):
         if self.phases.policy:
             self.policy = OrderPolicy(
                 self.start_order,
-                total_updates=self.phases.policy,
                 grid_size=self.grid_size,
+                **self._race(self.phases),
                 **self.policy_args,
             )
             if state is not None and "policy" in state:
                 self.policy.load_state_dict(state["policy"])
+
+    def _race(self, phases: Phases) -> dict[str, Any]:
+        """The policy's number of updates, and its rival."""
+        if self.rival is not None:
+            rival = get_order(self.rival, *self.grid_size)
+            length = phases.warmup + int(_RACE * phases.policy)
+            if length and not rival.equal(self.start_order.cpu()):
+                total = phases.warmup + phases.policy
+                return {"total_updates": total, "rival": rival, "race_updates": length}
+        return {"total_updates": phases.policy}
+
+    @property
+    def _drawing(self) -> bool:
+        """Whether the policy draws the next step's orders: in the warm-up if it has a rival."""
+        if self.policy is None:
+            return False
+        return self.phase == "policy" or (self.phase == "warmup" and self.policy.racing)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -296,7 +331,7 @@ class REOrder(Callback):
             return  # one order for the whole training
         count = self.draws_per_batch
         k = extract_batch_size(batch) if count == "image" else count
-        if self.phase == "policy":
+        if self._drawing:
             assert self.policy is not None
             draw = self._draw = self.policy.draw(k, rank=data_rank(trainer))
         else:
@@ -347,14 +382,19 @@ class REOrder(Callback):
                     self.policy.observe(draw, rewards)
         step = steps_done(trainer)
         if step != self._step:
-            phase, self._step = self.phase, step
-            last = phase == "policy" and self.phase == "frozen"
+            phase, drawing, self._step = self.phase, self._drawing, step
             # Logging costs more than learning.
-            due = not trainer.barebones and (last or log_is_due(trainer, step))
-            values = self._update(trainer, pl_module, due) if phase == "policy" else {}
+            due = not trainer.barebones and (self._decides(phase) or log_is_due(trainer, step))
+            values = self._update(trainer, pl_module, due) if drawing else {}
             if due:
                 values["phase"] = float(("warmup", "policy", "frozen").index(phase))
                 pl_module.log_dict({f"reorder/{k}": v for k, v in values.items()}, batch_size=1)
+
+    def _decides(self, phase: Phase) -> bool:
+        """Whether the step just done, in ``phase``, ends the race or the policy phase."""
+        if self.policy is None or phase == "frozen":
+            return False
+        return self.phase == "frozen" or self.policy.updates + 1 == self.policy.race_updates
 
     def _update(self, trainer: Trainer, pl_module: LightningModule, log: bool) -> dict[str, float]:
         """One update of the policy, the same on all ranks; returns what to log, if that is due."""
@@ -375,14 +415,10 @@ class REOrder(Callback):
         if not log:
             return {}
         values["kendall_to_start"] = kendall_tau(self.policy.mode, self.start_order)
+        if self.policy.updates == self.policy.race_updates:
+            values |= _announce("race", "rival_", self.policy.judge_rival())
         if self.phase == "frozen":
-            decision = self.policy.decide()
-            rank_zero_info(f"REOrder: the policy phase is over. {decision}")
-            values |= {
-                "accepted": float(decision.accepted),
-                "gain": decision.gain,
-                "gain_se": decision.gain_se,
-            }
+            values |= _announce("policy phase", "", self.policy.decide())
         return values
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -429,6 +465,16 @@ class REOrder(Callback):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Keep the state until the training starts and the policy is built."""
         self._loaded = dict(state_dict) or None
+
+
+def _announce(what: str, prefix: str, decision: Decision) -> dict[str, float]:
+    """Tell the user of a decision; returns what to log."""
+    rank_zero_info(f"REOrder: the {what} is over. {decision}")
+    return {
+        f"{prefix}accepted": float(decision.accepted),
+        f"{prefix}gain": decision.gain,
+        f"{prefix}gain_se": decision.gain_se,
+    }
 
 
 _NEVER_RAN = (

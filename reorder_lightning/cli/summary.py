@@ -75,7 +75,7 @@ def order_result(reorder: REOrder) -> str:
     if not decision.accepted:
         return f"the start order was kept; the learned one: {gain}"
     distance = kendall_tau(reorder.order.cpu(), reorder.start_order)
-    learned = f"learned; Kendall tau to the start {distance:.3f}"
+    learned = f"{decision.challenger}; Kendall tau to the start {distance:.3f}"
     return f"{learned}, {gain}" if reorder.policy.acceptance else learned
 
 

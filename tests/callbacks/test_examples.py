@@ -21,7 +21,7 @@ def train(root, model, data=None, **where):
     data = data or images(16, size=32)
     trainer(root, reorder, max_epochs=4).fit(model, DataLoader(data, batch_size=8))
     assert reorder.phase == "frozen"
-    assert reorder.policy.updates == 4
+    assert reorder.policy.updates == 6
     assert torch.equal(reorder.start_order, get_order("spiral", 4, 4))
 
 

@@ -193,7 +193,7 @@ def test_learned_order_stands_beside_the_start(tmp_path, drawn):
     fit(tmp_path, [learner, OrderMonitor()], val=images())
     _, orders, _, title = drawn["draw_puzzle"]
     assert torch.equal(orders["start order"], learner.start_order)
-    assert torch.equal(orders["learned order"], learner.order)
+    assert torch.equal(orders["final order"], learner.order)
     assert title.startswith("Final order: learned; Kendall tau to the start")
 
 

@@ -59,7 +59,7 @@ def test_warmup_in_row_order(tmp_path):
         def on_train_batch_start(self, *args):
             seen.append(reorder.layer.draw[0].tolist())
 
-    reorder = REOrder("column", warmup=1, policy=0, warmup_order="row")
+    reorder = REOrder("column", warmup=1, policy=0, warmup_order="row", rival=None)
     trainer(tmp_path, reorder, Watch(), max_epochs=2).fit(KnownAnswer(side=2), zeros(8))
     assert seen == [[0, 1, 2, 3], [0, 2, 1, 3]]
 
@@ -244,6 +244,56 @@ def test_it_finds_the_known_answer(tmp_path):
     assert min(taus) >= 0.85
 
 
+# ------------------------------------------------------------------ the race
+
+
+@pytest.mark.parametrize(("start", "rival", "wins"), [("row", "hilbert", 1), ("hilbert", "row", 0)])
+def test_a_better_rival_becomes_the_start(tmp_path, start, rival, wins):
+    reorder = REOrder(start, warmup=4, policy=8, draws_per_batch=4, rival=rival)
+    logger = CSVLogger(tmp_path)
+    model = KnownAnswer(side=4)
+    _, _, run = fit(tmp_path, reorder, model, max_epochs=16, logger=logger, log_every_n_steps=7)
+    # Warm-up of 16 updates, and 3/4 of 32: the race; 8 left.
+    assert (reorder.policy.race_updates, reorder.policy.total_updates) == (40, 48)
+    assert run.callback_metrics["reorder/rival_accepted"] == wins
+    assert run.callback_metrics["reorder/rival_gain"] * (2 * wins - 1) > 0
+    assert run.callback_metrics["reorder/rival_gain_se"] > 0
+    assert run.callback_metrics["reorder/accepted"] == wins
+    assert reorder.policy.start.equal(get_order("hilbert", 4, 4))
+    assert reorder.start_order.equal(get_order(start, 4, 4)), "what the user started from"
+    assert model.patch_order.order.equal(get_order("hilbert", 4, 4))
+    assert wins or reorder.policy.drawn_share < 0.5
+
+
+def test_the_race_reads_half_of_the_images_in_each_order(tmp_path):
+    reorder = REOrder("hilbert", warmup=1, policy=2, draws_per_batch=4, rival="column")
+    seen = []
+
+    class Watch(Callback):
+        def on_train_batch_start(self, *args):
+            seen.append((reorder.phase, reorder.layer.draw.tolist()))
+
+    run = trainer(tmp_path, reorder, Watch(), max_epochs=4)
+    run.fit(KnownAnswer(side=3), zeros())
+    start, rival = (get_order(name, 3, 3).tolist() for name in ("hilbert", "column"))
+    race, rest = seen[:10], seen[10:]  # 4 updates of warm-up and 3/4 of 8
+    assert [phase for phase, _ in race] == ["warmup"] * 4 + ["policy"] * 6
+    assert all(draw == [start, start, rival, rival] for _, draw in race)
+    assert all(rival not in draw for _, draw in rest)
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"rival": None, "start": "column"}, {"start": "column", "rival": "column"}]
+)
+def test_no_race_without_another_order(tmp_path, kwargs):
+    reorder = REOrder(warmup=1, policy=2, **kwargs)
+    rows, _, run = fit(tmp_path, reorder, logger=CSVLogger(tmp_path), log_every_n_steps=1)
+    assert reorder.policy.total_updates == 8
+    assert len({row["draw"] for row in rows[:4]}) == 1
+    assert "reorder/rival_accepted" not in run.callback_metrics
+    assert "reorder/accepted" in run.callback_metrics
+
+
 # ------------------------------------------------------------------ bad input
 
 
@@ -251,6 +301,7 @@ def test_it_finds_the_known_answer(tmp_path):
     ("kwargs", "match"),
     [
         ({"warmup_order": "start order"}, "`warmup_order` 'start' or 'row', but got"),
+        ({"warmup_order": "row", "rival": "column"}, "Give `rival=None`, not 'column'"),
         ({"draws_per_batch": 0}, "`draws_per_batch` to be 1 or more, or 'image', but got 0"),
         ({"draws_per_batch": "all"}, "but got 'all'"),
         ({"draws_per_batch": 1, "baseline": "leave-one-out"}, "exactly zero"),
@@ -267,6 +318,7 @@ def test_bad_arguments(kwargs, match):
     ("kwargs", "match"),
     [
         ({"start": "zigzag"}, "'zigzag'"),
+        ({"rival": "zigzag"}, "'zigzag'"),
         ({"start": [0, 1, 2]}, r"each of the 9 patches, shape \(9,\)"),
         ({"start": [0, 1, 2, 3, 4, 5, 6, 7, 7]}, "missing 8; doubled 7"),
         ({"warmup": 3, "policy": 9}, r"take 48 optimiser steps, but the training has 16"),

@@ -66,6 +66,21 @@ def test_resume_in_mid_epoch_with_a_resumable_loader(uninterrupted, tmp_path, st
     assert rest == rows[step:]
 
 
+@pytest.mark.parametrize("step", [3, 6, 9])
+def test_resume_in_the_race(tmp_path, step):
+    """In the warm-up, in the policy phase, and behind it."""
+    whole, _, _ = fit(
+        tmp_path,
+        callback=reorder(start="column", rival="row", warmup=1, policy=2),
+        callbacks=[every(tmp_path / "s", every_n_train_steps=1)],
+    )
+    path = tmp_path / f"s/epoch={(step - 1) // 4}-step={step}.ckpt"
+    again = reorder(start="column", rival="row", warmup=1, policy=2)
+    rest, _, _ = fit(tmp_path / "again", path, callback=again)
+    assert again.policy.race_updates == 10
+    assert rest == whole[step:]
+
+
 def test_resume_twice_in_the_last_batch_of_an_epoch(uninterrupted, tmp_path):
     """Lightning does not count the epoch after the first resume; the second repeated one."""
     root, rows = uninterrupted
