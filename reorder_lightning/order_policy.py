@@ -2,8 +2,9 @@
 
 The learner of REOrder (Kutscher et al., arXiv 2505.23751, section 4) drifts to a random order when
 the rewards say nothing, and all of its images are read in orders that the model will not keep. This
-one explores with few images until it finds something, moves as far as the evidence goes
-(`RankRegression`), and keeps the start order unless the learned one beats it in a fair trial.
+one first races a start order that is not the usual one against the usual one, row by row; explores
+with few images until it finds something, moves as far as the evidence goes (`RankRegression`), and
+keeps the start order unless the learned one beats it in a fair trial.
 
 When to expect a gain
     Where the model reads the sequence with little memory (a causal scan, a window) and the start
@@ -11,27 +12,33 @@ When to expect a gain
     noise in a batch's mean reward is a tenth of what the order can gain. Where the order changes
     the reward by a few hundredths and single images scatter by one, as in small-scale image
     classification, hundreds of updates are not enough to tell: nothing is found and the start
-    order is kept. Full attention gains nothing.
+    order is kept. A race needs fewer, since it compares two orders instead of all: where the two
+    differ by 0.03 and single images scatter by one, some 50,000 images behind the time that the
+    model needs to learn reading both. Full attention gains nothing.
 
 What to look at, in this order
     ``accepted``, ``gain``, ``gain_se``
-        The decision at the end: reward of the learned order minus that of the start order, with
-        its standard error; both orders had equal shares of the training for that span. A ``gain``
-        of 0 with ``gain_se`` nan means that there was no trial, since nothing was found. This is
-        the number to report; rewards of explored draws are not.
+        The decision at the end: reward of the order that replaces the start order minus that of
+        the start order, with its standard error; both had equal shares of the training for that
+        span. A ``gain`` of 0 with ``gain_se`` nan means that there was no trial, since nothing was
+        found. This is the number to report; rewards of explored draws are not.
+    ``rival_accepted``, ``rival_gain``, ``rival_gain_se``
+        The same for the race, at its end. If the rival wins, the rest starts from it, and its gain
+        is in ``gain`` too. It is the gain on training images; on new ones it can be larger, since a
+        model learns its training images by heart in any order.
     ``found``
         From 0 (rewards look like noise) to 1 (past evidence surely foretells new rewards). Still
         0 after half of the exploration: a longer policy phase or larger batches are needed, or
         there is nothing to find.
     ``drawn_share``
-        Share of the images read in another order than the start order: what exploring costs. About
-        a fifth while nothing is found, up to nine tenths when all draws explore.
+        Share of the images read in another order than the start order: what exploring costs. Half
+        in a race, else a fifth while nothing is found, up to nine tenths when all draws explore.
     ``kendall_to_start``
         How far the learned order has moved (1: not at all). It also moves a little on noise, so
         it is no evidence by itself.
     ``reward``, ``baseline``, ``advantage_std``, ``difference``
         For curiosity: mean reward of the update, its moving average, the scatter of the draws'
-        advantages, the trial's paired difference of this update.
+        advantages, the paired difference of this update in race or trial.
 """
 
 from __future__ import annotations
@@ -85,8 +92,8 @@ class OrderPolicy:
     **The race.** If a ``rival`` is given, it comes before all this: in the first ``race_updates``
     half of the draws are the rival and half the start order, and the rival becomes the start order
     if it earned more in the second half of the race, by 2 standard errors. A rival is an order that
-    is good elsewhere, such as row by row. Exploring finds what is near the start order; a start
-    that is poor as a whole is repaired by a known good order, at a hundredth of the images.
+    is good elsewhere, such as row by row. Exploring finds what is near the start order; a race
+    mends a start that is poor as a whole, from far fewer images.
 
     Args:
         start: int64 ``(N,)``, the order to start from, which the learned one has to beat.

@@ -8,6 +8,10 @@ from typing import Literal
 
 Phase = Literal["warmup", "policy", "frozen"]
 
+# Of the policy phase, for the race with a rival: a model takes hundreds of updates to read a second
+# order as well as the one that is easier to begin with.
+RACE_SHARE = 0.75
+
 
 @dataclass(frozen=True)
 class Phases:

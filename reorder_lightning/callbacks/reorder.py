@@ -16,7 +16,7 @@ from reorder_lightning.callbacks.attaching import Pending, refuse_lost_order, sh
 from reorder_lightning.callbacks.auto_start import AutoStart
 from reorder_lightning.callbacks.early_read import EarlyRead
 from reorder_lightning.callbacks.loops import LoopCheck
-from reorder_lightning.callbacks.phases import Phase, Phases, plan_phases
+from reorder_lightning.callbacks.phases import RACE_SHARE, Phase, Phases, plan_phases
 from reorder_lightning.callbacks.rewards import (
     LogitCapture,
     RewardFn,
@@ -33,8 +33,6 @@ from reorder_lightning.callbacks.trainer_facts import (
 from reorder_lightning.order_policy import OrderPolicy
 from reorder_lightning.orders import get_order, kendall_tau
 from reorder_lightning.patch_order import PatchOrder
-
-_RACE = 0.75  # of the policy phase: a model takes long to read a second order as well as the first
 
 
 class REOrder(Callback):
@@ -300,7 +298,7 @@ class REOrder(Callback):
         """The policy's number of updates, and its rival."""
         if self.rival is not None:
             rival = get_order(self.rival, *self.grid_size)
-            length = phases.warmup + int(_RACE * phases.policy)
+            length = phases.warmup + int(RACE_SHARE * phases.policy)
             if length and not rival.equal(self.start_order.cpu()):
                 total = phases.warmup + phases.policy
                 return {"total_updates": total, "rival": rival, "race_updates": length}

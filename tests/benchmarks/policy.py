@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from reorder_lightning.callbacks.phases import RACE_SHARE
 from reorder_lightning.order_policy import OrderPolicy
 from reorder_lightning.orders import get_order, kendall_tau
 
@@ -74,8 +75,11 @@ def _permutation(n: int, seed: int) -> Tensor:
 
 
 def learn(task: Task, updates: int, seed: int, draws: int = 8, **kwargs: object) -> OrderPolicy:
-    """One run on a task through `OrderPolicy`."""
+    """One run on a task through `OrderPolicy`, with a row order as rival, as `REOrder` has it."""
     grid = (task.side, task.side)
+    if kwargs.get("acceptance", True):
+        race = int(RACE_SHARE * updates)
+        kwargs = {"rival": get_order("row", *grid), "race_updates": race} | kwargs
     policy = OrderPolicy(
         task.start(seed), total_updates=updates, grid_size=grid, seed=seed, **kwargs
     )
@@ -148,8 +152,9 @@ class Trained:
 def with_model(start_name: str, learn_order: bool, seed: int, updates: int = 3000) -> Trained:
     """The label is the majority of three patches: the order that reads them last is best.
 
-    The start order is ``"poor"``, which reads them first, or ``"best"``, which reads them last.
-    A quarter of the training is warm-up, half policy, a quarter frozen.
+    The start order is ``"poor"``, which reads them first, or ``"best"``, which reads them last; the
+    rival, row, says nothing about them. A quarter of the training is warm-up, half policy, a
+    quarter frozen; the race takes the warm-up and three quarters of the policy phase.
     """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -159,7 +164,15 @@ def with_model(start_name: str, learn_order: bool, seed: int, updates: int = 300
     start = shuffled if start_name == "poor" else shuffled.flip(0)
     model = Forgetful(patches)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    policy = OrderPolicy(start, total_updates=updates, grid_size=(6, 6), seed=seed)
+    warmup = updates // 2
+    policy = OrderPolicy(
+        start,
+        total_updates=warmup + updates,
+        grid_size=(6, 6),
+        seed=seed,
+        rival=get_order("row", 6, 6),
+        race_updates=warmup + int(RACE_SHARE * updates),
+    )
 
     def batch(size: int) -> tuple[Tensor, Tensor]:
         tokens = torch.randint(0, 2, (size, patches)) * 2.0 - 1.0
@@ -167,7 +180,7 @@ def with_model(start_name: str, learn_order: bool, seed: int, updates: int = 300
 
     for step in range(2 * updates):
         tokens, label = batch(BATCH)
-        drawing = learn_order and updates // 2 <= step < updates // 2 + updates
+        drawing = learn_order and step < warmup + updates
         orders = policy.draw(8) if drawing else policy.order[None]
         logits = model(tokens, orders[torch.arange(BATCH) % len(orders)])
         loss = F.cross_entropy(logits, label, reduction="none")
