@@ -231,14 +231,28 @@ def test_the_better_of_two_orders_goes_on(gain):
     assert learner.exploring_updates == 15, "three quarters of the 20 updates behind the race"
 
 
-def test_in_the_race_nothing_explores_and_nothing_is_learned():
-    learner = race(0.0, updates=41)
-    again = policy(updates=60, rival=learner.rival, race_updates=40)
-    assert again.racing
-    assert again.temperature == 0
-    assert torch.equal(again.draw(5)[:2], torch.arange(16).expand(2, -1))
-    assert torch.equal(again.draw(5)[3:], learner.rival.expand(2, -1))
-    assert torch.equal(again.order, torch.arange(16))
+def test_race_then_exploration_from_the_winner_then_trial():
+    rival = torch.arange(16).flip(0)
+    learner = policy(updates=60, rival=rival, race_updates=40, schedule="linear")
+    stages, temperatures = [], []
+    for _ in range(60):
+        orders = learner.draw(5)
+        stages.append("race" if learner.racing else "trial" if learner.on_trial else "explore")
+        temperatures.append(learner.temperature)
+        if learner.racing:
+            assert torch.equal(learner.order, torch.arange(16))
+            assert torch.equal(orders[:2], torch.arange(16).expand(2, -1))
+            assert torch.equal(orders[3:], rival.expand(2, -1))
+        elif learner.updates == 40:
+            assert torch.equal(learner.mode, rival)
+        gain = (orders == rival).all(-1) + 0.01 * (learner.updates % 2)
+        learner.observe(orders, gain.float())
+        learner.update()
+    assert stages == ["race"] * 40 + ["explore"] * 15 + ["trial"] * 5
+    assert temperatures[:40] == [0.0] * 40
+    assert temperatures[40] == learner.peak_temperature
+    assert temperatures[54] == pytest.approx(learner.peak_temperature / 15)
+    assert temperatures[55:] == [0.0] * 5
 
 
 def test_a_rival_that_is_no_better_seldom_wins():

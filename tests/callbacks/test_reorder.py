@@ -249,12 +249,12 @@ def test_it_finds_the_known_answer(tmp_path):
 
 @pytest.mark.parametrize(("start", "rival", "wins"), [("row", "hilbert", 1), ("hilbert", "row", 0)])
 def test_a_better_rival_becomes_the_start(tmp_path, start, rival, wins):
-    reorder = REOrder(start, warmup=4, policy=8, draws_per_batch=4, rival=rival)
+    reorder = REOrder(start, warmup=4, policy=7, draws_per_batch=4, rival=rival)
     logger = CSVLogger(tmp_path)
     model = KnownAnswer(side=4)
     _, _, run = fit(tmp_path, reorder, model, max_epochs=16, logger=logger, log_every_n_steps=7)
-    # Warm-up of 16 updates, and 3/4 of 32: the race; 8 left.
-    assert (reorder.policy.race_updates, reorder.policy.total_updates) == (40, 48)
+    # Warm-up of 16 updates, and 3/4 of 28: the race ends within an epoch; 7 left.
+    assert (reorder.policy.race_updates, reorder.policy.total_updates) == (37, 44)
     assert run.callback_metrics["reorder/rival_accepted"] == wins
     assert run.callback_metrics["reorder/rival_gain"] * (2 * wins - 1) > 0
     assert run.callback_metrics["reorder/rival_gain_se"] > 0
@@ -283,7 +283,13 @@ def test_the_race_reads_half_of_the_images_in_each_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{}, {"rival": None, "start": "column"}, {"start": "column", "rival": "column"}]
+    "kwargs",
+    [
+        {},
+        {"rival": None, "start": "column"},
+        {"rival": "column", "start": "column"},
+        {"acceptance": False, "start": "column"},
+    ],
 )
 def test_no_race_without_another_order(tmp_path, kwargs):
     reorder = REOrder(warmup=1, policy=2, **kwargs)
