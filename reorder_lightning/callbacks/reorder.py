@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
-from reorder_lightning.acceptance import Decision
 from reorder_lightning.attachment import describe
 from reorder_lightning.callbacks.attaching import Pending, refuse_lost_order, share_with_copies
 from reorder_lightning.callbacks.auto_start import AutoStart
 from reorder_lightning.callbacks.early_read import EarlyRead
 from reorder_lightning.callbacks.loops import LoopCheck
+from reorder_lightning.callbacks.messages import NEVER_RAN, announce, warn_of_missing
 from reorder_lightning.callbacks.phases import RACE_SHARE, Phase, Phases, plan_phases
 from reorder_lightning.callbacks.rewards import (
     LogitCapture,
@@ -282,7 +282,7 @@ class REOrder(Callback):
         # Not before: some strategies load a checkpoint only after `on_fit_start`.
         self._start_order = self.layer.order.cpu().clone() if state is None else state["start"]
         if trainer.ckpt_path is not None and self._step:
-            _warn_of_missing(no_policy=state is None, no_order=self.layer.loaded is False)
+            warn_of_missing(no_policy=state is None, no_order=self.layer.loaded is False)
         self.policy = None
         if self.phases.policy:
             self.policy = OrderPolicy(
@@ -368,7 +368,7 @@ class REOrder(Callback):
         self._used |= self.layer.used
         ran = outputs or not pl_module.automatic_optimization  # not skipped by returning None
         if ran and not self._used:
-            raise RuntimeError(_NEVER_RAN.format(type(pl_module).__name__))
+            raise RuntimeError(NEVER_RAN.format(type(pl_module).__name__))
         # The first batch only shows that there are rewards, lest that fails after the warm-up.
         if self.policy is not None and self.layer.used and (first or draw is not None):
             accumulated = trainer.accumulate_grad_batches
@@ -414,9 +414,9 @@ class REOrder(Callback):
             return {}
         values["kendall_to_start"] = kendall_tau(self.policy.mode, self.start_order)
         if self.policy.updates == self.policy.race_updates:
-            values |= _announce("race", "rival_", self.policy.judge_rival())
+            values |= announce("race", "rival_", self.policy.judge_rival())
         if self.phase == "frozen":
-            values |= _announce("policy phase", "", self.policy.decide())
+            values |= announce("policy phase", "", self.policy.decide())
         return values
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -463,36 +463,3 @@ class REOrder(Callback):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Keep the state until the training starts and the policy is built."""
         self._loaded = dict(state_dict) or None
-
-
-def _announce(what: str, prefix: str, decision: Decision) -> dict[str, float]:
-    """Tell the user of a decision; returns what to log."""
-    rank_zero_info(f"REOrder: the {what} is over. {decision}")
-    return {
-        f"{prefix}accepted": float(decision.accepted),
-        f"{prefix}gain": decision.gain,
-        f"{prefix}gain_se": decision.gain_se,
-    }
-
-
-_NEVER_RAN = (
-    "REOrder put an order into {0}, but the training step never came by it: the first block was "
-    "called by `.forward()` or left out, or the model was compiled and called before the order was "
-    "attached, so that it does not see it. Call blocks as `block(x)`, and compile the model after "
-    "attaching or before its first call (reorder_lightning.attach(model) attaches at once; "
-    "torch._dynamo.reset() forgets what was compiled)."
-)
-
-
-def _warn_of_missing(no_policy: bool, no_order: bool) -> None:
-    """One warning when a training is resumed from a checkpoint that lacks something."""
-    lacks = [
-        text
-        for text, missing in (
-            ("no patch order (the model keeps the one it was built with)", no_order),
-            ("no state of this callback (the policy starts from the model's order)", no_policy),
-        )
-        if missing
-    ]
-    if lacks:
-        rank_zero_warn(f"REOrder: the checkpoint holds {' and '.join(lacks)}.")
