@@ -1,6 +1,6 @@
 """Trains in two processes and writes what each of them did; run by test_ddp.py.
 
-usage: ddp_script.py FOLDER STRATEGY EPOCHS PRECISION BAD [ACCUMULATE]
+usage: ddp_script.py FOLDER STRATEGY EPOCHS PRECISION BAD ACCUMULATE START
 """
 
 import json
@@ -54,9 +54,9 @@ class Watch(Callback):
         self.rows.append({"own": torch.equal(got, expected), "rand": torch.rand(4).tolist()})
 
 
-def main(folder, strategy, epochs, precision, bad, accumulate=1):
+def main(folder, strategy, epochs, precision, bad, accumulate, start):
     seed_everything(1)
-    reorder = REOrder(warmup=0.1, policy=0.8, draws_per_batch=4)
+    reorder = REOrder(start, warmup=0.1, policy=0.8, draws_per_batch=4)
     record, watch = Record(reorder), Watch(reorder)
     Toy.bad = bad
     run = trainer(
@@ -77,6 +77,7 @@ def main(folder, strategy, epochs, precision, bad, accumulate=1):
     content = {
         "rows": rows,
         "order": digest(reorder.order),
+        "race": vars(reorder.policy.judge_rival()),
         "parameters": len([*model.parameters()]),
     }
     path = Path(folder) / f"rank{run.global_rank}.json"

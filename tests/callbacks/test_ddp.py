@@ -16,8 +16,10 @@ ROOT = Path(__file__).parents[2]
 SAME = ("order", "logits", "weights", "updates", "phase")
 
 
-def run(folder, strategy="ddp", epochs=2, precision="32-true", bad="none", accumulate=1):
-    return processes("ddp_script", folder, strategy, epochs, precision, bad, accumulate)
+def run(
+    folder, strategy="ddp", epochs=2, precision="32-true", bad="none", accumulate=1, start="row"
+):
+    return processes("ddp_script", folder, strategy, epochs, precision, bad, accumulate, start)
 
 
 def processes(script, folder, *args):
@@ -61,6 +63,21 @@ def test_plain_ddp(tmp_path):
 @pytest.mark.slow
 def test_plain_ddp_for_100_steps(tmp_path):
     compare(run(tmp_path, epochs=20), steps=100)
+
+
+@pytest.mark.slow
+def test_a_race(tmp_path):
+    """4 updates of warm-up and 3/4 of 32, on rewards of both ranks."""
+    ranks = run(tmp_path, epochs=8, bad="uneven", start="column")
+    for step, (a, b) in enumerate(zip(*(rank["rows"] for rank in ranks), strict=True)):
+        assert [a[key] for key in SAME] == [b[key] for key in SAME], step
+        assert a["policy"] == b["policy"], step
+        assert a["own"], step
+        assert b["own"], step
+        if step < 28:
+            assert a["draw"] == b["draw"], "start and rival, two of each"
+    assert ranks[0]["race"] == ranks[1]["race"]
+    assert ranks[0]["race"]["gain_se"] > 0
 
 
 @pytest.mark.slow
