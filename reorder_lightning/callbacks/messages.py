@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightning import LightningModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from reorder_lightning.acceptance import Decision
@@ -15,14 +16,18 @@ NEVER_RAN = (
 )
 
 
-def announce(what: str, prefix: str, decision: Decision) -> dict[str, float]:
-    """Tell the user of a decision; returns what to log."""
+def announce(pl_module: LightningModule, what: str, prefix: str, decision: Decision) -> None:
+    """Tell the user of a decision, and log it.
+
+    As values of the epoch: of a step's, only every ``log_every_n_steps``-th reach the loggers.
+    """
     rank_zero_info(f"REOrder: the {what} is over. {decision}")
-    return {
-        f"{prefix}accepted": float(decision.accepted),
-        f"{prefix}gain": decision.gain,
-        f"{prefix}gain_se": decision.gain_se,
+    values = {
+        f"reorder/{prefix}accepted": float(decision.accepted),
+        f"reorder/{prefix}gain": decision.gain,
+        f"reorder/{prefix}gain_se": decision.gain_se,
     }
+    pl_module.log_dict(values, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
 
 def warn_of_missing(no_policy: bool, no_order: bool) -> None:

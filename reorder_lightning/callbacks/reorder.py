@@ -414,9 +414,9 @@ class REOrder(Callback):
             return {}
         values["kendall_to_start"] = kendall_tau(self.policy.mode, self.start_order)
         if self.policy.updates == self.policy.race_updates:
-            values |= announce("race", "rival_", self.policy.judge_rival())
+            announce(pl_module, "race", "rival_", self.policy.judge_rival())
         if self.phase == "frozen":
-            values |= announce("policy phase", "", self.policy.decide())
+            announce(pl_module, "policy phase", "", self.policy.decide())
         return values
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -125,6 +125,7 @@ def test_what_is_logged(tmp_path):
     lines = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text().splitlines()
     columns = lines[0].split(",")
     rows = [dict(zip(columns, line.split(","), strict=True)) for line in lines[1:]]
+    rows = [row for row in rows if row["reorder/phase"]]  # of steps, not of epochs
     assert [row["reorder/phase"] for row in rows] == ["0.0"] * 4 + ["1.0"] * 8 + ["2.0"] * 4
     names = {"temperature", "reward", "baseline", "advantage_std", "kendall_to_start"}
     names |= {"entropy_proxy", "drawn_share", "found", "accepted", "gain", "gain_se"}
@@ -135,6 +136,17 @@ def test_what_is_logged(tmp_path):
     assert temperatures[-4:] == [0] * 4
 
 
+@pytest.mark.parametrize("warmup", [1, 0.3])
+def test_decisions_reach_the_loggers_wherever_they_fall(tmp_path, warmup):
+    """In the last step of an epoch, as with whole epochs, and in the middle of one."""
+    reorder = REOrder("hilbert", warmup=warmup, policy=2)
+    fit(tmp_path, reorder, logger=CSVLogger(tmp_path), log_every_n_steps=5)
+    lines = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text().splitlines()
+    rows = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
+    for name in ("accepted", "gain", "gain_se", "rival_accepted", "rival_gain", "rival_gain_se"):
+        assert len([row for row in rows if row[f"reorder/{name}"]]) == 1, name
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_it_logs_when_the_loggers_write(tmp_path, accumulate):
     logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
@@ -143,6 +155,7 @@ def test_it_logs_when_the_loggers_write(tmp_path, accumulate):
     _, _, run = fit(tmp_path, reorder, data=zeros(8 * 7 * accumulate), max_epochs=2, **kwargs)
     lines = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text().splitlines()
     rows = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
+    rows = [row for row in rows if not row["reorder/accepted"]]  # which is logged by epochs
     assert [int(row["step"]) for row in rows] == [2, 5, 8, 11]
     assert all(row["reorder/reward"] for row in rows)
     assert "reorder/accepted" in run.callback_metrics
