@@ -61,7 +61,7 @@ from reorder_lightning.schedules import temperature_share
 
 __all__ = ["OrderPolicy"]
 
-_RIVAL_Z = 2.0  # a rival that is no better is taken in one of 40 races, which costs nothing
+_RIVAL_Z = 2.5  # a rival that is no better wins one race of 120; then little is lost
 _COLD = 1e-3  # below this temperature draws are the mode order and nothing is learned
 _CHOICES = {
     "estimator": ("rank", "score"),
@@ -91,8 +91,8 @@ class OrderPolicy:
 
     **The race.** If a ``rival`` is given, it comes before all this: in the first ``race_updates``
     half of the draws are the rival and half the start order, and the rival becomes the start order
-    if it earned more in the second half of the race, by 2 standard errors. A rival is an order that
-    is good elsewhere, such as row by row. Exploring finds what is near the start order; a race
+    if it earned more in the second half of the race, by 2.5 standard errors. A rival is an order
+    that is good elsewhere, such as row by row. Exploring finds what is near the start order; a race
     mends a start that is poor as a whole, from far fewer images.
 
     Args:

@@ -40,15 +40,19 @@ PUBLISHED_LR = {300: 1e-2, 3000: 3e-3, 30000: 1e-3}
 
 @dataclass(frozen=True)
 class Task:
-    """A reward of orders on a square grid. ``name``: signal, none or path."""
+    """A reward of orders on a square grid, from row or a random order on.
+
+    ``name``: signal, none or path.
+    """
 
     name: str
     side: int = 8
     noise: float = 0.02
     drift: float = 0.0
+    random_start: bool = False
 
     def start(self, seed: int) -> Tensor:
-        if self.name == "path":
+        if self.random_start:
             return _permutation(self.side**2, seed)
         return get_order("row", self.side, self.side)
 
@@ -212,7 +216,7 @@ def main() -> None:
         for label, task in (
             ("signal", Task("signal")),
             ("no signal", Task("none")),
-            ("path length", Task("path")),
+            ("path length", Task("path", random_start=True)),
             ("signal, N=196", Task("signal", side=14)),
         ):
             for updates in lengths:
@@ -227,9 +231,11 @@ def main() -> None:
         print()
         for updates in [length for length in lengths if length <= 3000]:
             count = 20 if args.quick else 100
-            results = list(pool.map(partial(outcome, Task("none"), updates, 8, {}), range(count)))
-            accepted = sum(result[2] for result in results)
-            print(f"no signal, {updates:,} updates: accepted {accepted} of {count}", flush=True)
+            for start in ("row", "random"):  # with a random one, row is the rival
+                task = Task("none", random_start=start == "random")
+                results = list(pool.map(partial(outcome, task, updates, 8, {}), range(count)))
+                accepted = sum(result[2] for result in results)
+                print(f"no signal, {start}, {updates:,} updates: accepted {accepted} of {count}")
         print("\n| with a model | place of the clues | accepted | accuracy |\n|---|---|---|---|")
         for start in ("poor", "best"):
             for learn_order in (False, True):
