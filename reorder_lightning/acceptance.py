@@ -87,7 +87,6 @@ class Trial:
     """
 
     def __init__(self, updates: int, adapting: float, z: float, challenger: str) -> None:
-        self.updates = updates
         self.adapting = int(updates * adapting)
         self.z = z
         self.challenger = challenger

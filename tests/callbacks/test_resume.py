@@ -66,7 +66,7 @@ def test_resume_in_mid_epoch_with_a_resumable_loader(uninterrupted, tmp_path, st
     assert rest == rows[step:]
 
 
-@pytest.mark.parametrize("step", [3, 6, 9])
+@pytest.mark.parametrize("step", [3, 6, 11])
 def test_resume_in_the_race(tmp_path, step):
     """In the warm-up, in the policy phase, and behind it."""
     whole, _, _ = fit(
